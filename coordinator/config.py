@@ -1,0 +1,72 @@
+"""Every limit of a service, with its unit and its default. Each is settable by an environment variable ``COORDINATOR_<NAME>``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from coordinator.core.fairness import ClassLimits
+from coordinator.errors import ConfigurationError
+
+DEFAULT_CLASSES = {
+    "urgent": ClassLimits(weight=8, reserved=8, queue_depth=200),
+    "interactive": ClassLimits(weight=4, reserved=8, queue_depth=500),
+    "bulk": ClassLimits(weight=1, reserved=0, queue_depth=1000),
+}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one process. Sizes are counts, durations are in the unit the name ends with."""
+
+    pool_size: int = 10
+    """Database connections."""
+    statement_cache_size: int = 200
+    """Prepared statements kept per connection; 0 behind a pooler in transaction mode (PgBouncer before 1.21)."""
+    max_running: int = 256
+    """Decisions that run at once."""
+    classes: dict[str, ClassLimits] = msgspec.field(default_factory=lambda: dict(DEFAULT_CLASSES))
+    max_batch: int = 128
+    """Calls that may ride one transaction."""
+    max_waiting_commits: int = 4096
+    """Calls of one kind that may wait for the database before new decisions are refused with 503."""
+    lease_ms: int = 5_000
+    """How long a process may be silent before another takes over its decisions and operations."""
+    poll_ms: int = 500
+    """How often a process looks for work that nobody holds."""
+    provider_concurrency: int = 64
+    """Calls to one provider at once, from this process."""
+    max_dispatching: int = 256
+    """Operations dispatched at once."""
+    cleanup_ms: int = 2_000
+    """How long the clean-ups of one cancelled reading may take together."""
+    max_body_bytes: int = 256 * 1024
+    default_wait_s: int = 10
+    max_wait_s: int = 60
+    max_evidence_bytes: int = 256 * 1024
+    """Size of one evidence value, as JSON."""
+    confirm_max_age_ms: int = 2_000
+    """A fence confirmation older than this when the commit begins is made again."""
+    drain_s: int = 20
+    """How long a stopping process waits for what is running."""
+    key_cache_s: int = 5
+    """How long a checked API key is remembered; a revocation takes effect within this."""
+    command_timeout_s: float = 10.0
+    """Longest single database statement."""
+
+
+def settings_from_env(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read ``COORDINATOR_<NAME>`` for every field; ``COORDINATOR_CLASSES`` is a JSON object. Raises `ConfigurationError`."""
+    given: dict[str, object] = {}
+    for field in msgspec.structs.fields(Settings):
+        text = environ.get(f"COORDINATOR_{field.name.upper()}")
+        if text is not None:
+            try:
+                given[field.name] = msgspec.json.decode(text, type=field.type)
+            except msgspec.MsgspecError as error:
+                raise ConfigurationError(f"COORDINATOR_{field.name.upper()}={text!r}: {error}") from None
+    settings = Settings(**given)  # type: ignore[arg-type]  # each value was decoded as its field's own type
+    if sum(limits.reserved for limits in settings.classes.values()) >= settings.max_running:
+        raise ConfigurationError("the classes reserve all of max_running: raise COORDINATOR_MAX_RUNNING or reserve less")
+    return settings

@@ -1,0 +1,132 @@
+"""JSON as this service reads and writes it: strict on the way in, canonical (RFC 8785) on the way out.
+
+Two spellings of one value must give one byte string, or fingerprints and digests mean nothing; and what two parsers could read
+differently (duplicate keys, NaN, integers past 2^53, lone surrogates) must not come in at all. `parse` accepts exactly the
+JSON that has one meaning; `canonical` writes its only spelling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+import rfc8785
+
+JsonValue: TypeAlias = "None | bool | int | float | str | list[JsonValue] | dict[str, JsonValue]"
+
+MAX_INTEGER = 2**53 - 1
+MAX_DEPTH = 32
+
+_sorted_json = msgspec.json.Encoder(order="sorted")
+# RFC 8785 differs from msgspec's sorted output in two things only: how floats are written, and how keys beyond ASCII are
+# ordered. Both are rare here, and both are visible in the bytes; a false alarm costs time, not correctness.
+_needs_rfc8785 = re.compile(rb'(?:":|[\[,]|\A)-?\d+[.eE]|[^\x00-\x7f]')
+
+
+class InvalidJson(ValueError):
+    """The text is not JSON with exactly one meaning; ``pointer`` says where, if that is known."""
+
+    def __init__(self, message: str, pointer: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.pointer = pointer
+
+
+def parse(text: bytes) -> JsonValue:
+    """Read strict JSON.
+
+    Refuses, with `InvalidJson`: bytes that are not UTF-8, duplicate keys, NaN and infinities (spelled or overflowed), integers
+    beyond ±(2^53-1), NUL and lone surrogates in any string or key, and nesting deeper than 32. Whole floats come back as
+    integers, so that ``1`` and ``1.0`` are one value, as they are in RFC 8785.
+    """
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"not UTF-8 at byte {error.start}") from None
+    try:
+        value: JsonValue = json.loads(
+            decoded, object_pairs_hook=_unique, parse_int=_integer, parse_float=_float, parse_constant=_no_constant
+        )
+    except RecursionError:
+        raise InvalidJson(f"nested deeper than {MAX_DEPTH}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidJson(f"not JSON: {error.msg} at character {error.pos}") from None
+    if b"\\u" in text or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        check_strings_and_depth(value)
+    return value
+
+
+def canonical(value: object) -> bytes:
+    """The only spelling of a JSON value (RFC 8785). Raises ``ValueError`` for what has none (NaN, integers past 2^53)."""
+    encoded = _sorted_json.encode(value)
+    if _needs_rfc8785.search(encoded):
+        return rfc8785.dumps(msgspec.to_builtins(value, str_keys=True))
+    return encoded
+
+
+def digest(data: bytes) -> str:
+    """``sha256:<hex>`` of some canonical bytes."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def check_strings_and_depth(value: JsonValue) -> None:
+    """Raise `InvalidJson` for a NUL, a lone surrogate or nesting beyond `MAX_DEPTH` anywhere in a parsed value."""
+    for pointer, depth, item in _walk(value, "", 1):
+        if isinstance(item, str):
+            _text(item, pointer)
+        elif depth > MAX_DEPTH and isinstance(item, list | dict):
+            raise InvalidJson(f"nested deeper than {MAX_DEPTH}", pointer[:200])
+
+
+def _walk(value: JsonValue, pointer: str, depth: int) -> Iterator[tuple[str, int, JsonValue]]:
+    stack: list[tuple[str, int, JsonValue]] = [(pointer, depth, value)]
+    while stack:
+        pointer, depth, item = stack.pop()
+        yield pointer, depth, item
+        if isinstance(item, dict):
+            for key, member in item.items():
+                _text(key, pointer)
+                stack.append((f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}", depth + 1, member))
+        elif isinstance(item, list):
+            stack.extend((f"{pointer}/{index}", depth + 1, member) for index, member in enumerate(item))
+
+
+def _text(text: str, pointer: str) -> None:
+    if "\x00" in text:
+        raise InvalidJson("a string contains NUL (U+0000)", pointer.replace("\x00", "\\u0000"))
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidJson("a string contains a lone surrogate", pointer.encode("utf-8", "replace").decode()) from None
+
+
+def _unique(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise InvalidJson(f"the key {twice!a} stands twice in one object")
+    return members
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 17 or abs(number := int(digits)) > MAX_INTEGER:
+        raise InvalidJson(f"the integer {digits[:24]} is beyond ±(2^53-1)")
+    return number
+
+
+def _float(digits: str) -> float | int:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise InvalidJson(f"the number {digits[:24]} is out of range")
+    if number.is_integer() and abs(number) <= MAX_INTEGER:
+        return int(number)
+    return number
+
+
+def _no_constant(name: str) -> float:
+    raise InvalidJson(f"{name} is not a JSON number")

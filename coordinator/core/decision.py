@@ -1,0 +1,178 @@
+"""Declaring decisions: `decision_type` and the `Coordinator` that holds everything one service serves.
+
+All mistakes that can be seen without running anything (an unknown name, a cycle, a duplicate, a missing deadline, a type that is
+not a struct) are `DeclarationError`s raised while the module loads, each naming the line to mend.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+from coordinator.core.effect import Sink
+from coordinator.core.evidence import Evidence, is_struct
+from coordinator.core.outcome import Outcome
+from coordinator.core.packet import Packet
+from coordinator.core.record import Record, RecordKind
+from coordinator.core.where import declared_at
+from coordinator.errors import DeclarationError
+
+R = TypeVar("R")
+D = TypeVar("D")
+
+Status = Literal[
+    "queued", "running", "committed", "declined", "in_review", "unresolved", "conflicted", "expired", "cancelled", "failed"
+]
+RESTING: frozenset[str] = frozenset(
+    {"committed", "declined", "in_review", "unresolved", "conflicted", "expired", "cancelled", "failed"}
+)
+NAME = re.compile(r"[a-z][a-z0-9-]{0,62}\Z")
+MAX_EVIDENCE = 64
+
+
+class DecisionType(Generic[R, D]):
+    """One declared decision. ``evidence`` maps names to declarations in an order in which each follows what it depends on."""
+
+    def __init__(
+        self,
+        name: str,
+        request: type[R],
+        policy: Callable[[R, Packet, Record[D]], Outcome],
+        policy_version: str,
+        evidence: Mapping[str, Evidence[Any, Any]],
+        sinks: Mapping[str, Sink],
+        record: RecordKind[D] | None,
+        time_limit_ms: int,
+        max_rounds: int,
+        where: str,
+    ) -> None:
+        self.name = name
+        self.request = request
+        self.policy = policy
+        self.policy_version = policy_version
+        self.evidence = evidence
+        self.sinks = sinks
+        self.record = record
+        self.time_limit_ms = time_limit_ms
+        self.max_rounds = max_rounds
+        self.where = where
+        self.types: dict[str, Any] = {name: declared.source.returns for name, declared in evidence.items()}
+
+
+def decision_type(
+    name: str,
+    *,
+    request: type[R],
+    policy: Callable[[R, Packet, Record[Any]], Outcome],
+    policy_version: str,
+    evidence: Sequence[Evidence[Any, Any]],
+    effects: Sequence[Sink] = (),
+    record: RecordKind[Any] | None = None,
+    time_limit_ms: int = 30_000,
+    max_rounds: int = 3,
+) -> DecisionType[R, Any]:
+    """Declare a decision type.
+
+    ``policy(request, packet, record)`` is pure and synchronous. ``effects`` are the sinks that its outcomes may name.
+    ``time_limit_ms`` bounds the whole decision, ``max_rounds`` how often the policy may run before the decision ends as
+    `conflicted` or `in_review`. Raises `DeclarationError`.
+    """
+    where = declared_at()
+
+    def wrong(message: str) -> DeclarationError:
+        return DeclarationError(f"decision type {name!r}: {message}", where)
+
+    if not NAME.match(name):
+        raise wrong("a name is 1..63 characters of a-z, 0-9 and -, starting with a letter")
+    if not is_struct(request):
+        raise wrong(f"request must be a msgspec.Struct, not {request!r}")
+    if not callable(policy) or inspect.iscoroutinefunction(policy):
+        raise wrong("policy must be a plain function; what needs I/O is evidence")
+    if not policy_version:
+        raise wrong("policy_version is empty")
+    if not 1 <= time_limit_ms <= 3_600_000:
+        raise wrong("time_limit_ms must be within 1..3600000")
+    if not 1 <= max_rounds <= 100:
+        raise wrong("max_rounds must be within 1..100")
+    ordered = _in_dependency_order(evidence, wrong)
+    sinks = _by_name(effects, wrong)
+    return DecisionType(name, request, policy, policy_version, ordered, sinks, record, time_limit_ms, max_rounds, where)
+
+
+def _by_name(effects: Sequence[Sink], wrong: Callable[[str], DeclarationError]) -> dict[str, Sink]:
+    sinks: dict[str, Sink] = {}
+    for sink in effects:
+        if not NAME.match(sink.name):
+            raise wrong(f"effect {sink.name!r}: a name is 1..63 characters of a-z, 0-9 and -")
+        if sink.name in sinks:
+            raise wrong(f"effect {sink.name!r} is declared twice")
+        sinks[sink.name] = sink
+    return sinks
+
+
+def _in_dependency_order(
+    evidence: Sequence[Evidence[Any, Any]], wrong: Callable[[str], DeclarationError]
+) -> dict[str, Evidence[Any, Any]]:
+    if len(evidence) > MAX_EVIDENCE:
+        raise wrong(f"{len(evidence)} pieces of evidence; at most {MAX_EVIDENCE}")
+    known: dict[str, Evidence[Any, Any]] = {}
+    for declared in evidence:
+        if not NAME.match(declared.name):
+            raise DeclarationError(f"evidence {declared.name!r}: a name is 1..63 of a-z, 0-9 and -", declared.where)
+        if declared.name in known:
+            raise DeclarationError(f"evidence {declared.name!r} is declared twice", declared.where)
+        known[declared.name] = declared
+    for declared in evidence:
+        _check_after(declared, known)
+    return _topological(known)
+
+
+def _check_after(declared: Evidence[Any, Any], known: Mapping[str, Evidence[Any, Any]]) -> None:
+    for name in declared.after:
+        if name not in known:
+            raise DeclarationError(
+                f"evidence {declared.name!r} comes after {name!r}, which is not declared here", declared.where
+            )
+        if known[name].on_demand and not declared.on_demand:
+            raise DeclarationError(
+                f"evidence {declared.name!r} comes after {name!r}, which is on_demand: make both on_demand", declared.where
+            )
+
+
+def _topological(known: Mapping[str, Evidence[Any, Any]]) -> dict[str, Evidence[Any, Any]]:
+    ordered: dict[str, Evidence[Any, Any]] = {}
+    waiting = dict(known)
+    while waiting:
+        ready = [name for name, declared in waiting.items() if all(before in ordered for before in declared.after)]
+        if not ready:
+            names = " -> ".join(waiting)
+            raise DeclarationError(f"evidence depends on itself: {names}", next(iter(waiting.values())).where)
+        for name in ready:
+            ordered[name] = waiting.pop(name)
+    return ordered
+
+
+class Coordinator:
+    """Everything one service serves: decision types and record kinds. What ``coordinator serve MODULE:NAME`` is pointed at."""
+
+    def __init__(
+        self, types: Sequence[DecisionType[Any, Any]], *, records: Sequence[RecordKind[Any]] = ()
+    ) -> None:
+        where = declared_at()
+        self.types: dict[str, DecisionType[Any, Any]] = {}
+        self.record_kinds: dict[str, RecordKind[Any]] = {kind.name: kind for kind in records}
+        self.sinks: dict[tuple[str, str], Sink] = {}
+        for declared in types:
+            if declared.name in self.types:
+                raise DeclarationError(f"decision type {declared.name!r} is declared twice", declared.where)
+            self.types[declared.name] = declared
+            if declared.record is not None:
+                known = self.record_kinds.setdefault(declared.record.name, declared.record)
+                if known is not declared.record:
+                    raise DeclarationError(f"record kind {known.name!r} is declared twice", declared.record.where)
+            for name, sink in declared.sinks.items():
+                self.sinks[declared.name, name] = sink
+        if not self.types:
+            raise DeclarationError("a Coordinator needs at least one decision type", where)

@@ -1,0 +1,222 @@
+"""Effects: how a sink says what happened, what it guarantees, and what the dispatcher may do next.
+
+The one rule: *we never send again unless the provider is known to recognise our key, or known not to have acted.* `next_step`
+is that rule as a table over (guarantee, result, age, attempts); everything that dispatches asks it and does nothing else.
+
+    result            keyed, inside window   keyed, window over   lookup               none
+    Accepted          succeed                succeed              succeed              succeed
+    Rejected          fail                   fail                 fail                 fail
+    NotSent           retry, then fail       retry, then fail     retry, then fail     retry, then fail
+    Ambiguous         resend, then look up*  look up*             look up              park
+
+    (* where the sink can be asked by key; otherwise park)
+
+A parked operation is `uncertain` with its reason, for a person or for evidence that arrives later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from coordinator.core.canonical import JsonValue
+
+OperationState = Literal[
+    "ready", "dispatching", "succeeded", "failed", "uncertain", "compensating", "compensated", "cancelled"
+]
+TERMINAL: frozenset[OperationState] = frozenset({"succeeded", "failed", "compensated", "cancelled"})
+
+
+class Keyed(msgspec.Struct, frozen=True, tag="keyed", tag_field="kind"):
+    """The provider recognises our key for ``window_ms`` after it first saw it. With ``lookup_lag_ms`` it can be asked by key as
+    well, and shows an effect at most that long after it happened."""
+
+    window_ms: int
+    lookup_lag_ms: int | None = None
+
+
+class Lookup(msgspec.Struct, frozen=True, tag="lookup", tag_field="kind"):
+    """The provider does not deduplicate, but can be asked by key."""
+
+    lag_ms: int
+
+
+class Unguarded(msgspec.Struct, frozen=True, tag="none", tag_field="kind"):
+    """The provider neither deduplicates nor can be asked: after an ambiguous answer only a person knows."""
+
+
+Guarantee: TypeAlias = Keyed | Lookup | Unguarded
+
+
+def keyed(*, hours: float, lookup_lag: timedelta | None = None) -> Keyed:
+    lag = None if lookup_lag is None else int(lookup_lag.total_seconds() * 1000)
+    return Keyed(int(hours * 3_600_000), lag)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a sink is asked to perform. ``key`` is the same for every attempt; the fencing token is not part of it."""
+
+    id: str
+    key: str
+    tenant: str
+    decision_id: str
+    effect: str
+    payload: bytes
+    attempt: int
+    traceparent: str
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The provider did it, now or at an earlier attempt; ``reference`` is the provider's own name for it."""
+
+    reference: str
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """The provider did not do it and will not, however often we ask."""
+
+    code: str
+    message: str
+
+
+class NotSent(msgspec.Struct, frozen=True):
+    """The provider did not do it, but may if asked again (connection refused, 429, 503 before acting)."""
+
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+
+
+class Ambiguous(msgspec.Struct, frozen=True):
+    """The request may have reached the provider, and we do not know whether it acted (timeout, reset, 5xx)."""
+
+    code: str
+    message: str
+
+
+SendResult: TypeAlias = Accepted | Rejected | NotSent | Ambiguous
+
+
+class NotFound(msgspec.Struct, frozen=True):
+    """The provider knows no effect with this key now."""
+
+
+LookupResult: TypeAlias = Accepted | NotFound | Ambiguous
+
+
+class Sink(Protocol):
+    """An adapter that performs an effect. ``timeout_ms`` bounds one attempt; ``lookup`` is called only if the guarantee has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def guarantee(self) -> Guarantee: ...
+    @property
+    def timeout_ms(self) -> int: ...
+    async def perform(self, operation: Operation) -> SendResult: ...
+    async def lookup(self, operation: Operation) -> LookupResult: ...
+
+
+class Succeed(msgspec.Struct, frozen=True):
+    reference: str
+
+
+class Fail(msgspec.Struct, frozen=True):
+    reason: str
+
+
+class Resend(msgspec.Struct, frozen=True):
+    """Send again with the same key, not before ``after_ms``."""
+
+    after_ms: int
+    reason: str
+
+
+class AskProvider(msgspec.Struct, frozen=True):
+    """Uncertain; ask the provider by key, not before ``after_ms``."""
+
+    after_ms: int
+    reason: str
+
+
+class Park(msgspec.Struct, frozen=True):
+    """Uncertain, until a person or later evidence resolves it."""
+
+    reason: str
+
+
+Step: TypeAlias = Succeed | Fail | Resend | AskProvider | Park
+
+MAX_SENDS = 8
+MAX_LOOKUPS = 8
+SAFE_SHARE_OF_WINDOW = 0.8
+
+
+def next_step(guarantee: Guarantee, result: SendResult, *, age_ms: int, sends: int, timeout_ms: int, backoff_ms: int) -> Step:
+    """What to do after one attempt. ``age_ms``: since the first send; ``sends``: attempts so far, this one included;
+    ``backoff_ms``: the pause the caller has drawn for the next attempt."""
+    match result:
+        case Accepted(reference):
+            return Succeed(reference)
+        case Rejected(code, message):
+            return Fail(f"{code}: {message}")
+        case NotSent(code, message, retry_after_ms):
+            if sends >= MAX_SENDS:
+                return Fail(f"{code} after {sends} attempts: {message}")
+            return Resend(max(backoff_ms, retry_after_ms or 0), code)
+        case Ambiguous(code, message):
+            return _after_ambiguity(guarantee, f"{code}: {message}", age_ms, sends, timeout_ms, backoff_ms)
+
+
+def _after_ambiguity(guarantee: Guarantee, reason: str, age_ms: int, sends: int, timeout_ms: int, backoff_ms: int) -> Step:
+    match guarantee:
+        case Keyed(window_ms) if age_ms + backoff_ms + timeout_ms < window_ms * SAFE_SHARE_OF_WINDOW and sends < MAX_SENDS:
+            return Resend(backoff_ms, reason)
+        case Keyed(_, int() as lag_ms) | Lookup(lag_ms):
+            return AskProvider(timeout_ms + lag_ms, reason)
+        case _:
+            return Park(reason)
+
+
+def after_lookup(guarantee: Guarantee, result: LookupResult, *, age_ms: int, lookups: int, timeout_ms: int, backoff_ms: int) -> Step:
+    """What to do after asking the provider. Not found is proof only once the longest request and the lag have passed since the
+    last send (``age_ms``); then it is safe to send again, since the provider demonstrably has not acted."""
+    lag_ms = lookup_lag_ms(guarantee)
+    match result:
+        case Accepted(reference):
+            return Succeed(reference)
+        case NotFound() if lag_ms is not None and age_ms >= timeout_ms + lag_ms:
+            return Resend(0, "the provider has no effect under this key")
+        case NotFound():
+            return AskProvider(timeout_ms + (lag_ms or 0) - age_ms, "asked too early to be proof")
+        case Ambiguous(code, message) if lookups < MAX_LOOKUPS:
+            return AskProvider(backoff_ms, f"{code}: {message}")
+        case Ambiguous(code, message):
+            return Park(f"the provider could not be asked: {code}: {message}")
+
+
+def lookup_lag_ms(guarantee: Guarantee) -> int | None:
+    """How long after an effect a lookup may still miss it; None if the provider cannot be asked."""
+    match guarantee:
+        case Keyed(_, lag_ms):
+            return lag_ms
+        case Lookup(lag_ms):
+            return lag_ms
+        case Unguarded():
+            return None
+
+
+def operation_key(decision_id: str, effect: str, ordinal: int) -> str:
+    """The key the provider deduplicates by: a function of the decision alone, so that every attempt and every process has it."""
+    return f"{decision_id}.{effect}.{ordinal}"
+
+
+def payload_json(payload: bytes) -> JsonValue:
+    decoded: JsonValue = msgspec.json.decode(payload)
+    return decoded

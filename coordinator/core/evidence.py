@@ -1,0 +1,265 @@
+"""Evidence: what a decision type asks of a source, what the source answers, and the typed item that the packet keeps.
+
+A source answers with a closed union, never with None or an exception for something expected:
+
+    Found      the value, with the revision it was read at
+    Absent     the source was asked and there is no such thing; this is knowledge, not failure
+    Unchanged  only in answer to a conditional read: the revision asked about still stands
+    Failed     the source could not tell; ``retryable`` says whether asking again may help
+
+The engine turns an answer into an `Item`, adding `timed_out`, `cancelled` and `skipped`, which a source cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import UnionType
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, overload
+
+import msgspec
+
+from coordinator.core.canonical import JsonValue
+from coordinator.core.money import Money
+from coordinator.core.where import declared_at
+from coordinator.errors import DeclarationError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+P = TypeVar("P")
+
+State = Literal["found", "absent", "failed", "timed_out", "cancelled", "skipped"]
+MAX_DEADLINE_MS = 3_600_000
+
+
+class Found(msgspec.Struct, Generic[T], frozen=True):
+    """A reading. ``age_ms``: how old the source says the value was when it answered. ``confidence`` is within 0..1,
+    ``interval`` a lower and an upper bound, both in the value's own unit; ``cost`` is what this reading cost."""
+
+    value: T
+    revision: str | None = None
+    age_ms: int = 0
+    cost: Money | None = None
+    confidence: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+class Absent(msgspec.Struct, frozen=True):
+    revision: str | None = None
+
+
+class Unchanged(msgspec.Struct, frozen=True):
+    pass
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """``code`` is stable and kebab-case; ``retry_after_ms`` is what the provider asked for, if it did."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    retry_after_ms: int | None = None
+
+
+Answer: TypeAlias = "Found[T] | Absent | Unchanged | Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What a source is told. ``evidence`` holds the values (as JSON) of what this reading was declared to come after;
+    ``if_revision`` asks for a conditional read; ``on_cancel`` registers a clean-up that runs if the reading is cancelled."""
+
+    tenant: str
+    input: object
+    evidence: Mapping[str, JsonValue]
+    record_kind: str
+    record_id: str
+    if_revision: str | None
+    timeout_s: float
+    traceparent: str
+    on_cancel: Callable[[Callable[[], Awaitable[None]]], None]
+
+
+class Source(Protocol[T_co]):
+    """A read-only adapter; it may be called twice. ``provider`` names the pool whose limits its calls share."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def returns(self) -> type[T_co]: ...
+    async def read(self, request: ReadRequest) -> Answer[T_co]: ...
+
+
+class LocalSource(Protocol):
+    """A source that reads a record of this tenant's own database; the fence checks it under lock, inside the transaction."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def returns(self) -> type[Any]: ...
+    @property
+    def record_kind(self) -> str: ...
+    def record_id(self, request: ReadRequest) -> str: ...
+
+
+class Decisive:
+    """Re-read just before commit; these fields must still be what the policy saw (no fields: the whole value)."""
+
+    def __init__(self, *fields: str) -> None:
+        self.fields = fields
+
+    def as_json(self) -> dict[str, JsonValue]:
+        return {"kind": "decisive", "fields": list(self.fields)}
+
+
+class MaxAge:
+    """May be at most this old at commit; an older reading is read again."""
+
+    def __init__(self, age: timedelta) -> None:
+        if age <= timedelta(0):
+            raise DeclarationError(f"MaxAge must be positive, not {age}", declared_at())
+        self.max_age_ms = int(age.total_seconds() * 1000)
+
+    def as_json(self) -> dict[str, JsonValue]:
+        return {"kind": "max-age", "max_age_ms": self.max_age_ms}
+
+
+class Snapshot:
+    """Recorded as it was read, never rechecked."""
+
+    def as_json(self) -> dict[str, JsonValue]:
+        return {"kind": "snapshot"}
+
+
+Freshness: TypeAlias = Decisive | MaxAge | Snapshot
+SNAPSHOT = Snapshot()
+
+
+class Required:
+    """Marks evidence without which there is no decision: the policy gets its plain value."""
+
+
+class Optional:
+    """Marks evidence that may be missing: the policy gets `Present` or `Missing` and has to say what it does with either."""
+
+
+class Evidence(Generic[T, P]):
+    """One piece of evidence of a decision type: where it is read, how long that may take, how fresh it must be at commit.
+
+    ``packet[evidence]`` is a ``T`` if required, else ``Present[T] | Missing``. ``deadline_ms`` covers all attempts, waiting in
+    the provider's pool included. ``after`` names evidence that must be there first; its values reach the source's request.
+    ``on_demand`` evidence is read only when the policy returns ``NeedMore`` naming it.
+    """
+
+    @overload
+    def __init__(
+        self: Evidence[T, Required],
+        name: str,
+        source: Source[T] | LocalSource,
+        *,
+        deadline_ms: int | None = ...,
+        freshness: Freshness = ...,
+        required: Literal[True] = ...,
+        after: Sequence[str] = ...,
+        attempts: int = ...,
+        on_demand: Literal[False] = ...,
+        reserves: Money | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Evidence[T, Optional],
+        name: str,
+        source: Source[T] | LocalSource,
+        *,
+        deadline_ms: int | None = ...,
+        freshness: Freshness = ...,
+        required: Literal[False],
+        after: Sequence[str] = ...,
+        attempts: int = ...,
+        on_demand: bool = ...,
+        reserves: Money | None = ...,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        name: str,
+        source: Source[T] | LocalSource,
+        *,
+        deadline_ms: int | None = None,
+        freshness: Freshness = SNAPSHOT,
+        required: bool = True,
+        after: Sequence[str] = (),
+        attempts: int = 2,
+        on_demand: bool = False,
+        reserves: Money | None = None,
+    ) -> None:
+        self.where = declared_at()
+        if deadline_ms is None:
+            raise DeclarationError(f"evidence {name!r} has no deadline: add deadline_ms=...", self.where)
+        if not 1 <= deadline_ms <= MAX_DEADLINE_MS:
+            raise DeclarationError(f"evidence {name!r}: deadline_ms must be within 1..{MAX_DEADLINE_MS}", self.where)
+        if not 1 <= attempts <= 10:
+            raise DeclarationError(f"evidence {name!r}: attempts must be within 1..10", self.where)
+        if on_demand and required:
+            raise DeclarationError(f"evidence {name!r}: on_demand evidence must be required=False", self.where)
+        _check_decisive_fields(name, source.returns, freshness, self.where)
+        self.name = name
+        self.source = source
+        self.deadline_ms = deadline_ms
+        self.freshness = freshness
+        self.required = required
+        self.after = tuple(after)
+        self.attempts = attempts
+        self.on_demand = on_demand
+        self.reserves = reserves
+
+
+def _check_decisive_fields(name: str, returns: Any, freshness: Freshness, where: str) -> None:
+    if not is_struct(returns):
+        raise DeclarationError(f"evidence {name!r}: its source returns {returns!r}; it must be a msgspec.Struct", where)
+    if isinstance(freshness, Decisive):
+        known = {field.encode_name for field in msgspec.structs.fields(returns)}
+        for field in freshness.fields:
+            if field not in known:
+                raise DeclarationError(f"evidence {name!r}: decisive field {field!r} is not one of {sorted(known)}", where)
+
+
+def is_struct(kind: Any) -> bool:
+    """Whether a type is a msgspec.Struct, or a union of them."""
+    if isinstance(kind, UnionType):
+        return all(is_struct(arm) for arm in get_args(kind))
+    origin = get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, msgspec.Struct)
+
+
+class ItemError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One typed reading as the packet keeps it; field for field what a decision shows under ``evidence``."""
+
+    name: str
+    source: str
+    state: State
+    value: JsonValue = None
+    revision: str | None = None
+    observed_at: str
+    freshness: dict[str, JsonValue]
+    elapsed_ms: int
+    attempts: int
+    error: ItemError | None = None
+    cost: Money | None = None
+    confidence: float | None = None
+    interval: tuple[float, float] | None = None
+    reading: str = "own"
+
+
+def clean_text(text: str, limit: int = 500) -> str:
+    """An error text that can be stored and shown anywhere: no NUL, no lone surrogates, no control characters, bounded."""
+    safe = text[: limit * 2].encode("utf-8", "replace").decode("utf-8")
+    return "".join(char if char.isprintable() or char == " " else "�" for char in safe)[:limit]

@@ -1,0 +1,96 @@
+"""The fence, as arithmetic: does what the policy relied on still hold, and what must be read again if not.
+
+A revision that moved proves nothing by itself; what counts is whether the *decisive fields* moved. A missing reading is compared
+by its state: evidence that was absent must still be absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from coordinator.core.canonical import JsonValue
+from coordinator.core.evidence import Decisive, Evidence, Item
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One comparison. ``field`` is empty for the whole value. ``confirmed_ms_before_commit``: how long before COMMIT was sent the
+    confirming read was begun; 0 for records, which are compared under lock inside the transaction."""
+
+    evidence: str
+    field: str
+    then: JsonValue
+    now: JsonValue
+    held: bool
+    confirmed_ms_before_commit: int | None = None
+
+
+class ReadCheck(msgspec.Struct, frozen=True):
+    """A record that the policy relied on, to be compared under lock: its version, or only the named fields of its data."""
+
+    evidence: str
+    kind: str
+    id: str
+    version: int
+    data: JsonValue
+    fields: tuple[str, ...] = ()
+
+    def compare(self, version: int, data: JsonValue) -> list[Check]:
+        if not self.fields:
+            held = version == self.version
+            return [_check(self.evidence, "version", self.version, version, held)]
+        return compare_fields(self.evidence, self.fields, self.data, data)
+
+
+def compare_items(freshness: Decisive, then: Item, now: Item) -> list[Check]:
+    """The checks of one re-read reading against the one that the policy saw."""
+    if then.state != "found" or now.state != "found":
+        return [_check(then.name, "", then.state, now.state, then.state == now.state)]
+    if freshness.fields:
+        return compare_fields(then.name, freshness.fields, then.value, now.value)
+    return [_check(then.name, "", then.value, now.value, then.value == now.value)]
+
+
+def unchanged(freshness: Decisive, item: Item) -> list[Check]:
+    """The checks of a reading whose revision the source confirmed."""
+    if item.state != "found":
+        return [_check(item.name, "", item.state, item.state, True)]
+    if freshness.fields:
+        return compare_fields(item.name, freshness.fields, item.value, item.value)
+    return [_check(item.name, "", item.value, item.value, True)]
+
+
+def compare_fields(name: str, fields: Sequence[str], then: JsonValue, now: JsonValue) -> list[Check]:
+    checks = []
+    for field in fields:
+        before, after = _member(then, field), _member(now, field)
+        checks.append(_check(name, field, before, after, before == after))
+    return checks
+
+
+def all_hold(checks: Sequence[Check]) -> bool:
+    return all(check.held for check in checks)
+
+
+def moved(checks: Sequence[Check]) -> set[str]:
+    """The names of evidence that did not hold."""
+    return {check.evidence for check in checks if not check.held}
+
+
+def with_dependants(names: set[str], evidence: Mapping[str, Evidence[Any, Any]]) -> set[str]:
+    """These, and all that was read after any of them, however indirectly. ``evidence`` is in dependency order."""
+    stale = set(names)
+    for name, declared in evidence.items():
+        if stale.intersection(declared.after):
+            stale.add(name)
+    return stale
+
+
+def _member(value: JsonValue, field: str) -> JsonValue:
+    return value.get(field) if isinstance(value, dict) else None
+
+
+def _check(evidence: str, field: str, then: JsonValue, now: JsonValue, held: bool) -> Check:
+    return Check(evidence=evidence, field=field, then=then, now=now, held=held)

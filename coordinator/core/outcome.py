@@ -1,0 +1,51 @@
+"""What a policy can conclude: a closed union. Outcomes are values; applying them is the engine's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from coordinator.core.canonical import JsonValue
+from coordinator.core.record import Change
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """One thing asked of the outside world: the name of a declared sink, and what to send it (a struct or a JSON object)."""
+
+    sink: str
+    payload: Any
+
+
+class Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="kind"):
+    """Promise these terms, change these records, perform these effects: all of it, or none."""
+
+    terms: Any
+    changes: Sequence[Change] = ()
+    effects: Sequence[Effect] = ()
+
+
+class Decline(msgspec.Struct, frozen=True, tag="decline", tag_field="kind"):
+    reason: str
+
+
+class Review(msgspec.Struct, frozen=True, tag="review", tag_field="kind"):
+    """A person has to decide; nothing is changed or sent."""
+
+    reason: str
+
+
+class NeedMore(msgspec.Struct, frozen=True, tag="need-more", tag_field="kind"):
+    """Read this on-demand evidence too, then ask again."""
+
+    evidence: Sequence[str]
+
+
+Outcome: TypeAlias = Commit | Decline | Review | NeedMore
+
+
+def as_json(value: Any) -> JsonValue:
+    """The JSON form of what a policy put into an outcome; ``TypeError`` for what has none."""
+    plain: JsonValue = msgspec.to_builtins(value, str_keys=True)
+    return plain

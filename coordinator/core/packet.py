@@ -1,0 +1,79 @@
+"""The packet: all evidence of a decision, frozen, with a digest over its canonical bytes.
+
+The bytes are the canonical JSON array of the items, exactly as a decision shows them under ``evidence``; so anyone who has the
+decision can recompute ``packet_digest``. The policy reads typed values that are decoded from what the packet stores, never the
+source's own objects: a replay from the stored bytes sees the very same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
+
+import msgspec
+
+from coordinator.core.canonical import canonical, digest
+from coordinator.core.evidence import Evidence, Item, Optional, Required, State
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class Present(msgspec.Struct, Generic[T], frozen=True):
+    """Optional evidence that was found."""
+
+    value: T
+
+    def or_else(self, default: D) -> T | D:
+        return self.value
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """Optional evidence that is not there, and why. It has no ``value``: there is nothing to mistake for zero."""
+
+    state: State
+    code: str | None = None
+
+    def or_else(self, default: D) -> D:
+        return default
+
+
+Maybe: TypeAlias = Present[T] | Missing
+
+
+class MissingEvidence(LookupError):
+    """Required evidence was asked for that is not there; the engine never runs a policy on such a packet."""
+
+
+class Packet:
+    """Immutable. ``packet[evidence]`` gives the typed value; ``packet.item(name)`` the whole reading."""
+
+    def __init__(self, items: Sequence[Item], types: Mapping[str, Any]) -> None:
+        self.items = tuple(items)
+        self.bytes = canonical(self.items)
+        self.digest = digest(self.bytes)
+        self._by_name = {item.name: item for item in self.items}
+        self._types = types
+        self._typed: dict[str, Any] = {}
+
+    @overload
+    def __getitem__(self, evidence: Evidence[T, Required]) -> T: ...
+    @overload
+    def __getitem__(self, evidence: Evidence[T, Optional]) -> Present[T] | Missing: ...
+    def __getitem__(self, evidence: Evidence[T, Any]) -> T | Present[T] | Missing:
+        item = self.item(evidence.name)
+        if item.state != "found":
+            if evidence.required:
+                raise MissingEvidence(f"{item.name} is {item.state}")
+            return Missing(item.state, item.error.code if item.error else None)
+        value = cast(T, self._value(item))
+        return value if evidence.required else Present(value)
+
+    def item(self, name: str) -> Item:
+        """The reading of that name, whatever its state. ``KeyError`` if the decision type does not declare it."""
+        return self._by_name[name]
+
+    def _value(self, item: Item) -> Any:
+        if item.name not in self._typed:
+            self._typed[item.name] = msgspec.convert(item.value, self._types[item.name])
+        return self._typed[item.name]

@@ -1,0 +1,83 @@
+"""A decision as the outside sees it. The same structs are shown over HTTP, stored with the decision, and read back by `show`."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import msgspec
+
+from coordinator.core.canonical import JsonValue
+from coordinator.core.fence import Check
+
+
+class RecordView(msgspec.Struct, kw_only=True):
+    kind: str
+    id: str
+    base_version: int
+    committed_version: int | None = None
+
+
+class OutcomeView(msgspec.Struct, kw_only=True, omit_defaults=True):
+    kind: str
+    terms: JsonValue = None
+    reason: str | None = None
+    code: str | None = None
+
+
+class FenceView(msgspec.Struct, kw_only=True):
+    rounds: int
+    checks: list[Check]
+
+
+class OperationView(msgspec.Struct, kw_only=True):
+    """``receipt`` is the index of the receipt of the operation's latest state; null while it is not known yet."""
+
+    id: str
+    effect: str
+    state: str
+    receipt: int | None = None
+
+
+class BudgetView(msgspec.Struct, kw_only=True):
+    reserved: JsonValue = None
+    settled: JsonValue = None
+    uncertain: JsonValue = None
+
+
+class Stage(msgspec.Struct, kw_only=True):
+    """One stage of the path: when it began and how many ms it took."""
+
+    at: str
+    stage: str
+    ms: int
+
+
+class DecisionView(msgspec.Struct, kw_only=True):
+    """``evidence`` is the packet's canonical bytes, verbatim."""
+
+    id: str
+    type: str
+    policy_version: str
+    status: str
+    class_: str = msgspec.field(name="class")
+    input: JsonValue
+    record: RecordView | None
+    outcome: OutcomeView | None
+    packet_digest: str | None
+    evidence: msgspec.Raw
+    fence: FenceView
+    operations: list[OperationView]
+    budget: BudgetView
+    timeline: list[Stage]
+    trace_id: str
+    created_at: str
+    finished_at: str | None
+
+
+encode_view = msgspec.json.Encoder().encode
+decode_view = msgspec.json.Decoder(DecisionView).decode
+
+
+def timestamp(at: datetime) -> str:
+    """RFC 3339 in UTC, to the microsecond."""
+    return at.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

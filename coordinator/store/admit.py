@@ -1,0 +1,124 @@
+"""Admission: a decision becomes durable, at most once per (tenant, idempotency key).
+
+`INSERT .. ON CONFLICT DO NOTHING` on the key settles every race between callers: exactly one of them inserts; the others read
+the row that is there and are told what it is. A row is born under its process's lease with fencing token 1, so that whoever dies
+next, another process finds it. The record's present version is read in the same transaction, which saves the gathering a trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from coordinator.core.receipt import Receipt, receipt
+from coordinator.failpoints import failpoint
+from coordinator.store import log
+from coordinator.store.database import Connection
+from coordinator.store.records import Locked, read_records
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is ready to be stored. ``status`` is ``running`` if it has a slot, else ``queued``."""
+
+    id: UUID
+    key: str
+    fingerprint: bytes
+    type: str
+    class_: str
+    status: str
+    request: bytes
+    record_kind: str | None
+    record_id: str | None
+    requested_by: UUID
+    traceparent: str
+    time_limit_ms: int
+    lease_owner: UUID
+    lease_ms: int
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """Stored now. ``record`` is the version and data of the decision's record at this moment."""
+
+    created_at: datetime
+    record: Locked
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The key was used before; ``answer`` is None while that decision has not come to rest."""
+
+    id: UUID
+    fingerprint: bytes
+    answer: bytes | None
+    answer_status: int | None
+
+
+INSERT = """
+INSERT INTO decisions (tenant_id, id, idempotency_key, fingerprint, type, class, status, request, record_kind, record_id,
+                       requested_by, traceparent, deadline_at, lease_owner, lease_expires_at)
+SELECT $1, a.id, a.key, a.fingerprint, a.type, a.class, a.status, a.request, a.record_kind, a.record_id,
+       a.requested_by, a.traceparent, clock_timestamp() + a.time_limit_ms * interval '1 ms',
+       a.lease_owner, clock_timestamp() + a.lease_ms * interval '1 ms'
+FROM unnest($2::uuid[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::json[], $9::text[], $10::text[],
+            $11::uuid[], $12::text[], $13::int[], $14::uuid[], $15::int[])
+     AS a (id, key, fingerprint, type, class, status, request, record_kind, record_id, requested_by, traceparent,
+           time_limit_ms, lease_owner, lease_ms)
+ORDER BY a.key    -- one order everywhere, or two batches that share two keys wait for each other
+ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
+RETURNING id, created_at
+"""
+
+KNOWN = """
+SELECT idempotency_key, id, fingerprint, answer, answer_status FROM decisions
+WHERE tenant_id = $1 AND idempotency_key = ANY ($2::text[])
+"""
+
+
+async def admit(
+    connection: Connection, tenant: UUID, admissions: Sequence[Admission]
+) -> Sequence[Admitted | Known]:
+    """Store each admission unless its key is known. Two of one key in one batch: the first is stored, the other finds it."""
+    rows = await connection.fetch(INSERT, tenant, *_columns(admissions))
+    created = {row["id"]: row["created_at"] for row in rows}
+    fresh = [admission for admission in admissions if admission.id in created]
+    records = await read_records(
+        connection, tenant, {(a.record_kind, a.record_id) for a in fresh if a.record_kind and a.record_id}
+    )
+    known = await _known(connection, tenant, [a.key for a in admissions if a.id not in created])
+    if fresh:
+        await log.append(connection, tenant, [_receipt(admission) for admission in fresh])
+    failpoint("admit.before")
+    return [
+        Admitted(created[a.id], records.get((a.record_kind or "", a.record_id or ""), Locked(0, None)))
+        if a.id in created
+        else known[a.key]
+        for a in admissions
+    ]
+
+
+async def _known(connection: Connection, tenant: UUID, keys: Sequence[str]) -> dict[str, Known]:
+    if not keys:
+        return {}
+    rows = await connection.fetch(KNOWN, tenant, keys)
+    return {
+        row["idempotency_key"]: Known(row["id"], row["fingerprint"], row["answer"], row["answer_status"]) for row in rows
+    }
+
+
+def _columns(admissions: Sequence[Admission]) -> list[list[object]]:
+    return [list(column) for column in zip(*map(msgspec.structs.astuple, admissions), strict=True)]
+
+
+def _receipt(admission: Admission) -> Receipt:
+    return receipt(
+        f"decision.{admission.status}",
+        decision_id=str(admission.id),
+        type=admission.type,
+        **{"class": admission.class_},
+        idempotency_key=admission.key,
+        fingerprint=admission.fingerprint.hex(),
+        requested_by=str(admission.requested_by),
+        fencing_token=1,
+    )

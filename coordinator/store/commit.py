@@ -1,0 +1,259 @@
+"""The commit: a decision comes to rest, with everything it changes and promises, in one transaction.
+
+    1  lock the records it changes or relied on, in (kind, id) order       -> their versions and data, now
+    2  lock the decisions, in id order                                    -> do we still hold them
+    3  judge each proposal against what is locked (pure); the first writer of a record in a batch wins
+    4  take the log's indices
+    5  write: record versions, decisions with their answers, operations (born claimed), receipts
+
+If the process dies before COMMIT, nothing happened and the lease runs out; if it dies after, the operations' leases run out and
+another process dispatches them. A holder whose token is old gets `Superseded` and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from coordinator.core.canonical import JsonValue
+from coordinator.core.fence import Check, ReadCheck, all_hold
+from coordinator.core.receipt import Receipt
+from coordinator.core.record import RecordKind
+from coordinator.failpoints import failpoint
+from coordinator.store import log
+from coordinator.store.database import Connection
+from coordinator.store.records import Key, Locked, lock_records
+
+
+class NewVersion(msgspec.Struct, frozen=True):
+    """New data of a record that the decision read at version ``base``."""
+
+    kind: str
+    id: str
+    base: int
+    data: bytes
+
+
+class NewOperation(msgspec.Struct, frozen=True):
+    id: UUID
+    effect: str
+    ordinal: int
+    key: str
+    payload: bytes
+    payload_hash: str
+    guarantee: bytes
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What only the transaction knows: the database's time, the checks made under lock, and the index of the decision's own
+    receipt (its operations' follow)."""
+
+    now: datetime
+    checks: list[Check]
+    receipt: int
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The bytes to keep: ``answer`` is what POST answers; ``view`` is the decision, if the answer is something else."""
+
+    answer: bytes
+    answer_status: int
+    view: bytes | None
+    receipts: Sequence[Receipt]
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """How one decision wants to rest. ``fresh`` says, under lock, whether its evidence still counts; ``finish`` renders what is
+    stored and answered, once it is certain that this proposal is accepted."""
+
+    decision_id: UUID
+    decision_type: str
+    token: int
+    status: str
+    changes: Sequence[NewVersion]
+    reads: Sequence[ReadCheck]
+    operations: Sequence[NewOperation]
+    traceparent: str
+    lease_owner: UUID
+    lease_ms: int
+    fresh: Callable[[], bool]
+    finish: Callable[[Facts], Finished]
+
+
+class Committed(msgspec.Struct, frozen=True):
+    finished: Finished
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """Something the policy relied on is different now; ``locked`` is what the records hold."""
+
+    checks: list[Check]
+    locked: dict[Key, Locked]
+
+
+class OutOfDate(msgspec.Struct, frozen=True):
+    """The evidence became too old while the commit waited its turn."""
+
+
+class NotAllowed(msgspec.Struct, frozen=True):
+    """The record kind refuses this transition."""
+
+    reason: str
+
+
+class Superseded(msgspec.Struct, frozen=True):
+    """Another process holds the decision, or it already rests."""
+
+
+Result: TypeAlias = Committed | Moved | OutOfDate | NotAllowed | Superseded
+
+HOLD = """
+SELECT id, status, fencing_token FROM decisions
+WHERE tenant_id = $1 AND id = ANY ($2::uuid[])
+ORDER BY id
+FOR NO KEY UPDATE
+"""
+
+NOW = "SELECT clock_timestamp()"
+
+WRITE = """
+WITH version AS (
+    SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::json[], $6::uuid[]) AS v (kind, id, base, data, decision_id)
+), changed AS (
+    UPDATE records r SET version = r.version + 1, data = v.data, updated_at = clock_timestamp()
+    FROM version v
+    WHERE r.tenant_id = $1 AND r.kind = v.kind AND r.id = v.id AND r.version = v.base
+    RETURNING r.version
+), history AS (
+    INSERT INTO record_versions (tenant_id, kind, id, version, data, decision_id)
+    SELECT $1, v.kind, v.id, v.base + 1, v.data, v.decision_id FROM version v
+), rested AS (
+    UPDATE decisions d
+    SET status = u.status, answer = u.answer, answer_status = u.answer_status, view = u.view, finished_at = $7,
+        lease_owner = NULL, lease_expires_at = NULL
+    FROM unnest($8::uuid[], $9::bigint[], $10::text[], $11::json[], $12::smallint[], $13::json[])
+         AS u (id, token, status, answer, answer_status, view)
+    WHERE d.tenant_id = $1 AND d.id = u.id AND d.fencing_token = u.token AND d.status IN ('queued', 'running')
+    RETURNING d.id
+), promised AS (
+    INSERT INTO operations (tenant_id, id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee,
+                            state, traceparent, lease_owner, lease_expires_at)
+    SELECT $1, o.id, o.decision_id, o.decision_type, o.effect, o.ordinal, o.key, o.payload, o.payload_hash, o.guarantee,
+           'dispatching', o.traceparent, o.lease_owner, clock_timestamp() + o.lease_ms * interval '1 ms'
+    FROM unnest($14::uuid[], $15::uuid[], $16::text[], $17::text[], $18::int[], $19::text[], $20::json[], $21::text[],
+                $22::json[], $23::text[], $24::uuid[], $25::int[])
+         AS o (id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee, traceparent,
+               lease_owner, lease_ms)
+)
+SELECT (SELECT count(*) FROM changed), (SELECT count(*) FROM rested)
+"""
+
+Kinds = Mapping[str, RecordKind[object]]
+
+
+async def commit(
+    connection: Connection, tenant: UUID, proposals: Sequence[Proposal], *, kinds: Kinds
+) -> Sequence[Result]:
+    """Bring a batch of decisions to rest, each on its own merits."""
+    locked = await lock_records(connection, tenant, _keys(proposals))
+    held = await connection.fetch(HOLD, tenant, [proposal.decision_id for proposal in proposals])
+    holders = {row["id"]: row["fencing_token"] for row in held if row["status"] in ("queued", "running")}
+    verdicts = _judge_all(proposals, dict(locked), holders, kinds)
+    accepted = [
+        (proposal, verdict)
+        for proposal, verdict in zip(proposals, verdicts, strict=True)
+        if isinstance(verdict, list)
+    ]
+    finished = await _write(connection, tenant, accepted) if accepted else {}
+    failpoint("commit.before")
+    return [
+        Committed(finished[proposal.decision_id]) if isinstance(verdict, list) else verdict
+        for proposal, verdict in zip(proposals, verdicts, strict=True)
+    ]
+
+
+def _keys(proposals: Sequence[Proposal]) -> set[Key]:
+    return {(read.kind, read.id) for proposal in proposals for read in (*proposal.reads, *proposal.changes)}
+
+
+def _judge_all(
+    proposals: Sequence[Proposal], records: dict[Key, Locked], holders: Mapping[UUID, int], kinds: Kinds
+) -> list[list[Check] | Result]:
+    """For each proposal its checks if it is accepted, else why not. An accepted one moves the records for those behind it."""
+    verdicts: list[list[Check] | Result] = []
+    for proposal in proposals:
+        verdict = _judge(proposal, records, holders.get(proposal.decision_id), kinds)
+        verdicts.append(verdict)
+        if isinstance(verdict, list):
+            records |= {(new.kind, new.id): Locked(new.base + 1, new.data) for new in proposal.changes}
+    return verdicts
+
+
+def _judge(
+    proposal: Proposal, records: Mapping[Key, Locked], token: int | None, kinds: Kinds
+) -> list[Check] | Result:
+    if token != proposal.token:
+        return Superseded()
+    if not proposal.fresh():
+        return OutOfDate()
+    checks: list[Check] = []
+    for read in proposal.reads:
+        present = records[read.kind, read.id]
+        checks += read.compare(present.version, _decoded(present.data))
+    for new in proposal.changes:
+        present = records[new.kind, new.id]
+        if present.version != new.base:
+            checks += ReadCheck("record", new.kind, new.id, new.base, None).compare(present.version, None)
+    if not all_hold(checks):
+        return Moved(checks, {key: records[key] for key in _keys([proposal])})
+    for new in proposal.changes:
+        kind = kinds.get(new.kind)
+        refusal = kind and kind.refusal(_decoded(records[new.kind, new.id].data), _decoded(new.data))
+        if refusal:
+            return NotAllowed(refusal)
+    return [msgspec.structs.replace(check, confirmed_ms_before_commit=0) for check in checks]
+
+
+def _decoded(data: bytes | None) -> JsonValue:
+    return None if data is None else msgspec.json.decode(data)
+
+
+async def _write(
+    connection: Connection, tenant: UUID, accepted: Sequence[tuple[Proposal, list[Check]]]
+) -> dict[UUID, Finished]:
+    proposals = [proposal for proposal, _ in accepted]
+    now = await connection.fetchval(NOW)
+    index = first = await log.reserve(connection, tenant, sum(1 + len(p.operations) for p in proposals))
+    finished: dict[UUID, Finished] = {}
+    for proposal, checks in accepted:
+        finished[proposal.decision_id] = proposal.finish(Facts(now, checks, index))
+        index += 1 + len(proposal.operations)
+    done = [finished[proposal.decision_id] for proposal in proposals]
+    changed, rested = await connection.fetchrow(WRITE, tenant, *_columns(proposals, now, done))  # type: ignore[misc]  # always one row
+    if changed != sum(len(p.changes) for p in proposals) or rested != len(proposals):
+        raise AssertionError("a locked row changed under its lock")
+    await log.append(connection, tenant, [receipt for each in done for receipt in each.receipts], first)
+    return finished
+
+
+def _columns(proposals: Sequence[Proposal], now: datetime, finished: Sequence[Finished]) -> list[object]:
+    versions = [(v.kind, v.id, v.base, v.data, p.decision_id) for p in proposals for v in p.changes]
+    rests = [
+        (p.decision_id, p.token, p.status, done.answer, done.answer_status, done.view)
+        for p, done in zip(proposals, finished, strict=True)
+    ]
+    operations = [
+        (o.id, p.decision_id, p.decision_type, o.effect, o.ordinal, o.key, o.payload, o.payload_hash, o.guarantee)
+        + (p.traceparent, p.lease_owner, p.lease_ms)
+        for p in proposals
+        for o in p.operations
+    ]
+    return [*_transpose(versions, 5), now, *_transpose(rests, 6), *_transpose(operations, 12)]
+
+
+def _transpose(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

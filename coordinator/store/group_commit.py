@@ -1,0 +1,100 @@
+"""Group commit: calls of one tenant that arrive while its transaction is in flight ride the next one together.
+
+There are no timers: an idle service commits a lone call at once, a busy one fills its transactions by itself. Each tenant has at
+most `LANES` transactions of a kind in flight. The transaction runs in a task of its own, so a caller that is cancelled does not
+take its neighbours' COMMIT with it.
+
+One bad row never fails its neighbours: if a batch is refused by the database for what it contains, its calls are run again one by
+one, and only the offender gets the error. An error during COMMIT goes to every caller as `CommitUnknown`; each reads back its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+from uuid import UUID
+
+import asyncpg
+from anyio.abc import TaskGroup
+
+from coordinator.errors import Overloaded
+from coordinator.store.database import Connection, Database
+
+I = TypeVar("I")  # noqa: E741 - an item
+R = TypeVar("R")
+Work = Callable[[Connection, UUID, Sequence[I]], Awaitable[Sequence[R]]]
+
+LANES = 2
+REFUSED_CONTENT = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
+
+
+class GroupCommit(Generic[I, R]):
+    """``work(connection, tenant, items)`` does one batch inside the transaction and returns one result per item, in order.
+    ``bound`` limits how many calls may wait; beyond it `submit` raises `Overloaded` at once, unless ``must`` is set: what was
+    already promised has to be written."""
+
+    def __init__(self, database: Database, tasks: TaskGroup, work: Work[I, R], *, max_batch: int, bound: int) -> None:
+        self._database = database
+        self._tasks = tasks
+        self._work = work
+        self._max_batch = max_batch
+        self._bound = bound
+        self._waiting: dict[UUID, list[tuple[I, asyncio.Future[R]]]] = defaultdict(list)
+        self._lanes: dict[UUID, int] = defaultdict(int)
+        self.depth = 0
+        self.transactions = 0
+
+    async def submit(self, tenant: UUID, item: I, *, must: bool = True) -> R:
+        if self.depth >= self._bound and not must:
+            raise Overloaded("too many calls are waiting for the database", retry_after_ms=500)
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting[tenant].append((item, future))
+        self.depth += 1
+        if self._lanes[tenant] < LANES:
+            self._lanes[tenant] += 1
+            self._tasks.start_soon(self._lane, tenant)
+        return await future
+
+    async def _lane(self, tenant: UUID) -> None:
+        try:
+            while waiting := self._waiting[tenant]:
+                batch, self._waiting[tenant] = waiting[: self._max_batch], waiting[self._max_batch :]
+                self.depth -= len(batch)
+                await self._settle(tenant, batch)
+        finally:
+            self._lanes[tenant] -= 1
+            if not self._lanes[tenant] and not self._waiting[tenant]:
+                del self._lanes[tenant], self._waiting[tenant]
+
+    async def _settle(self, tenant: UUID, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
+        try:
+            results = await self._transact(tenant, [item for item, _ in batch])
+        except REFUSED_CONTENT as error:
+            if len(batch) == 1:
+                _fail(batch, error)
+                return
+            for entry in batch:
+                await self._settle(tenant, [entry])
+        except BaseException as error:  # whatever it is, every caller waits for it; cancellation goes on to our owner
+            _fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for (_, future), result in zip(batch, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+
+    async def _transact(self, tenant: UUID, items: Sequence[I]) -> Sequence[R]:
+        self.transactions += 1
+        return await self._database.run(tenant, lambda connection: self._work(connection, tenant, items))
+
+
+def _fail(batch: Sequence[tuple[object, asyncio.Future[R]]], error: BaseException) -> None:
+    for _, future in batch:
+        if not future.done():
+            if isinstance(error, asyncio.CancelledError):
+                future.cancel()
+            else:
+                future.set_exception(error)

@@ -1,0 +1,84 @@
+"""Settling operations: what the provider said becomes the operation's state, by token, with its receipt.
+
+    dispatching | uncertain  --settle-->  succeeded | failed | ready (send again at due_at) | uncertain (ask at due_at, or parked)
+
+A holder whose token is old changes no state. What it learnt is kept all the same, as a receipt; and if it learnt that the provider
+acted while we still do not know, that evidence wins: the operation succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from coordinator.core.receipt import Receipt, receipt
+from coordinator.failpoints import failpoint
+from coordinator.store import log
+from coordinator.store.database import Connection
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """``due_ms``: when to look at it again, from now; None for never. ``sent`` and ``asked`` say which attempt this was."""
+
+    operation_id: UUID
+    decision_id: UUID
+    token: int
+    state: str
+    reference: str | None
+    reason: str | None
+    due_ms: int | None
+    sent: bool
+    asked: bool
+
+
+# The guard: the row is still held under this token. Provider evidence of success also settles a row that is merely uncertain or
+# in someone else's hands, since what happened, happened.
+SETTLE = """
+UPDATE operations o
+SET state = s.state, reference = coalesce(s.reference, o.reference), reason = s.reason,
+    due_at = clock_timestamp() + s.due_ms * interval '1 ms',
+    sends = o.sends + s.sent::int, lookups = o.lookups + s.asked::int,
+    last_sent_at = CASE WHEN s.sent THEN clock_timestamp() ELSE o.last_sent_at END,
+    lease_owner = NULL, lease_expires_at = NULL,
+    settled_at = CASE WHEN s.state IN ('succeeded', 'failed') THEN clock_timestamp() END
+FROM unnest($2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::int[], $8::bool[], $9::bool[])
+     AS s (id, token, state, reference, reason, due_ms, sent, asked)
+WHERE o.tenant_id = $1 AND o.id = s.id
+  AND o.state IN ('dispatching', 'uncertain')
+  AND (o.fencing_token = s.token OR s.state = 'succeeded')
+RETURNING o.id
+"""
+
+
+async def settle(connection: Connection, tenant: UUID, settlements: Sequence[Settlement]) -> Sequence[bool]:
+    """For each whether it changed the operation's state."""
+    rows = await connection.fetch(
+        SETTLE,
+        tenant,
+        [s.operation_id for s in settlements],
+        [s.token for s in settlements],
+        [s.state for s in settlements],
+        [s.reference for s in settlements],
+        [s.reason for s in settlements],
+        [s.due_ms for s in settlements],
+        [s.sent for s in settlements],
+        [s.asked for s in settlements],
+    )
+    settled = {row["id"] for row in rows}
+    await log.append(connection, tenant, [_receipt(s, s.operation_id in settled) for s in settlements])
+    failpoint("settle.before")
+    return [s.operation_id in settled for s in settlements]
+
+
+def _receipt(settlement: Settlement, changed: bool) -> Receipt:
+    return receipt(
+        f"operation.{settlement.state}" if changed else "operation.late-evidence",
+        decision_id=str(settlement.decision_id),
+        operation_id=str(settlement.operation_id),
+        fencing_token=settlement.token,
+        reference=settlement.reference,
+        reason=settlement.reason,
+        learnt=None if changed else settlement.state,
+    )

@@ -1,0 +1,205 @@
+-- The whole current schema of the decision coordinator. PostgreSQL 15 to 18.
+--
+-- Every key begins with tenant_id, and every transaction touches one tenant: row-level security enforces it (FORCEd, for the role
+-- coordinator_app that every transaction assumes), and a distributed PostgreSQL can place a tenant's rows together.
+--
+-- Rows on the hot path carry no foreign key to their tenant: each insert would lock the tenant's one row.
+-- json columns hold the exact bytes that were digested, answered or sent; jsonb would rewrite them.
+-- All times are clock_timestamp() of this database; no other clock decides a lease or an order.
+
+-- Roles ----------------------------------------------------------------------------------------------------------------------
+-- coordinator_app       what every tenant transaction runs as (SET LOCAL ROLE); sees only the tenant named in coordinator.tenant
+-- coordinator_dispatch  sees of all tenants only which of them have work that nobody holds
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'coordinator_app') THEN
+        CREATE ROLE coordinator_app NOLOGIN;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'coordinator_dispatch') THEN
+        CREATE ROLE coordinator_dispatch NOLOGIN;
+    END IF;
+    IF NOT pg_has_role(current_user, 'coordinator_app', 'MEMBER') THEN
+        EXECUTE format('GRANT coordinator_app TO %I', current_user);
+    END IF;
+    IF NOT pg_has_role(current_user, 'coordinator_dispatch', 'MEMBER') THEN
+        EXECUTE format('GRANT coordinator_dispatch TO %I', current_user);
+    END IF;
+END $$;
+
+-- Tenants and their keys -----------------------------------------------------------------------------------------------------
+CREATE TABLE tenants (
+    tenant_id   uuid PRIMARY KEY,
+    name        text NOT NULL UNIQUE CHECK (name <> ''),
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- An API key: only the SHA-256 of the secret is kept. The key's text names its tenant, so that it is looked up inside it.
+CREATE TABLE keys (
+    tenant_id   uuid NOT NULL REFERENCES tenants,
+    id          uuid NOT NULL,
+    hash        bytea NOT NULL CHECK (length(hash) = 32),
+    name        text NOT NULL,
+    scopes      text[] NOT NULL CHECK (scopes <@ ARRAY['decide', 'review', 'operate', 'work', 'audit', 'admin']),
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    revoked_at  timestamptz,
+    PRIMARY KEY (tenant_id, id),
+    UNIQUE (tenant_id, hash)
+);
+
+-- Records --------------------------------------------------------------------------------------------------------------------
+-- Version 0 is a record that does not exist yet: the row is only there so that it can be locked.
+CREATE TABLE records (
+    tenant_id   uuid NOT NULL,
+    kind        text NOT NULL,
+    id          text NOT NULL,
+    version     bigint NOT NULL CHECK (version >= 0),
+    data        json,
+    updated_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, kind, id),
+    CHECK ((version = 0) = (data IS NULL))
+);
+
+-- Every version that was ever committed, with the decision or the key (an explicit PUT) that made it: exactly one of the two.
+CREATE TABLE record_versions (
+    tenant_id   uuid NOT NULL,
+    kind        text NOT NULL,
+    id          text NOT NULL,
+    version     bigint NOT NULL CHECK (version >= 1),
+    data        json NOT NULL,
+    decision_id uuid,
+    key_id      uuid,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, kind, id, version),
+    FOREIGN KEY (tenant_id, kind, id) REFERENCES records,
+    CHECK ((decision_id IS NULL) <> (key_id IS NULL))
+);
+
+-- Decisions ------------------------------------------------------------------------------------------------------------------
+-- queued and running decisions are held under a lease by one process; each claim raises fencing_token, and every write of a
+-- holder names its token. A resting decision has no lease, and its answer never changes.
+CREATE TABLE decisions (
+    tenant_id         uuid NOT NULL,
+    id                uuid NOT NULL,
+    idempotency_key   text NOT NULL CHECK (idempotency_key ~ '^[!-~]{1,255}$'),
+    fingerprint       bytea NOT NULL CHECK (length(fingerprint) = 32),
+    type              text NOT NULL,
+    class             text NOT NULL,
+    status            text NOT NULL CHECK (status IN ('queued', 'running', 'committed', 'declined', 'in_review', 'unresolved',
+                                                      'conflicted', 'expired', 'cancelled', 'failed')),
+    request           json NOT NULL,
+    record_kind       text,
+    record_id         text,
+    requested_by      uuid NOT NULL,
+    traceparent       text NOT NULL,
+    created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    deadline_at       timestamptz NOT NULL,
+    lease_owner       uuid,
+    lease_expires_at  timestamptz,
+    fencing_token     bigint NOT NULL DEFAULT 1,
+    answer            json,       -- what POST answers, byte for byte, once the decision rests
+    answer_status     smallint,
+    view              json,       -- the decision itself, where that is not the answer (a refusal)
+    finished_at       timestamptz,
+    PRIMARY KEY (tenant_id, id),
+    UNIQUE (tenant_id, idempotency_key),
+    CHECK ((status IN ('queued', 'running')) = (lease_owner IS NOT NULL)),
+    CHECK ((lease_owner IS NULL) = (lease_expires_at IS NULL)),
+    CHECK ((status IN ('queued', 'running')) = (answer IS NULL)),
+    CHECK ((answer IS NULL) = (answer_status IS NULL)),
+    CHECK ((answer IS NULL) = (finished_at IS NULL))
+);
+CREATE INDEX decisions_leased ON decisions (tenant_id, lease_expires_at) WHERE status IN ('queued', 'running');
+CREATE INDEX decisions_by_record ON decisions (tenant_id, record_kind, record_id, id) WHERE record_kind IS NOT NULL;
+CREATE INDEX decisions_by_status ON decisions (tenant_id, status, id);
+
+-- Operations -----------------------------------------------------------------------------------------------------------------
+-- A committed effect. It is born claimed: the commit that creates it is the claim that must be durable before the provider is
+-- called. due_at: when a ready operation may be sent, or an uncertain one asked about; null if nothing is planned.
+CREATE TABLE operations (
+    tenant_id         uuid NOT NULL,
+    id                uuid NOT NULL,
+    decision_id       uuid NOT NULL,
+    decision_type     text NOT NULL,
+    effect            text NOT NULL,
+    ordinal           int NOT NULL,
+    key               text NOT NULL,
+    payload           json NOT NULL,
+    payload_hash      text NOT NULL,
+    guarantee         json NOT NULL,
+    state             text NOT NULL CHECK (state IN ('ready', 'dispatching', 'succeeded', 'failed', 'uncertain', 'compensating',
+                                                     'compensated', 'cancelled')),
+    reason            text,
+    reference         text,
+    sends             int NOT NULL DEFAULT 0 CHECK (sends >= 0),
+    lookups           int NOT NULL DEFAULT 0 CHECK (lookups >= 0),
+    traceparent       text NOT NULL,
+    created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    last_sent_at      timestamptz,
+    due_at            timestamptz,
+    lease_owner       uuid,
+    lease_expires_at  timestamptz,
+    fencing_token     bigint NOT NULL DEFAULT 1,
+    settled_at        timestamptz,
+    PRIMARY KEY (tenant_id, id),
+    UNIQUE (tenant_id, key),
+    UNIQUE (tenant_id, decision_id, ordinal),
+    FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions,
+    CHECK ((lease_owner IS NULL) = (lease_expires_at IS NULL)),
+    CHECK (state <> 'dispatching' OR lease_owner IS NOT NULL),
+    CHECK (state NOT IN ('ready', 'succeeded', 'failed', 'compensated', 'cancelled') OR lease_owner IS NULL),
+    CHECK (state <> 'succeeded' OR reference IS NOT NULL),
+    CHECK (state NOT IN ('failed', 'uncertain') OR reason IS NOT NULL),
+    CHECK ((state IN ('succeeded', 'failed', 'compensated', 'cancelled')) = (settled_at IS NOT NULL))
+);
+CREATE INDEX operations_leased ON operations (tenant_id, lease_expires_at) WHERE lease_owner IS NOT NULL;
+CREATE INDEX operations_due ON operations (tenant_id, due_at) WHERE state IN ('ready', 'uncertain');
+CREATE INDEX operations_by_state ON operations (tenant_id, state, id);
+
+-- Receipts -------------------------------------------------------------------------------------------------------------------
+-- One per state change, appended in the change's own transaction. The log's row hands out contiguous indices: it is locked last,
+-- so the order of indices is the order of commits.
+CREATE TABLE logs (
+    tenant_id   uuid PRIMARY KEY REFERENCES tenants,
+    size        bigint NOT NULL DEFAULT 0 CHECK (size >= 0)
+);
+
+CREATE TABLE receipts (
+    tenant_id     uuid NOT NULL,
+    index         bigint NOT NULL CHECK (index >= 0),
+    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    kind          text NOT NULL,
+    decision_id   uuid,
+    operation_id  uuid,
+    body          json NOT NULL,
+    PRIMARY KEY (tenant_id, index)
+);
+CREATE INDEX receipts_by_decision ON receipts (tenant_id, decision_id, index) WHERE decision_id IS NOT NULL;
+CREATE INDEX receipts_by_operation ON receipts (tenant_id, operation_id, index) WHERE operation_id IS NOT NULL;
+
+-- Row-level security ---------------------------------------------------------------------------------------------------------
+-- current_setting(..., true) is null when no tenant is set, and then no row is visible.
+DO $$
+DECLARE
+    owned text;
+BEGIN
+    FOREACH owned IN ARRAY ARRAY['tenants', 'keys', 'records', 'record_versions', 'decisions', 'operations', 'logs', 'receipts']
+    LOOP
+        EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', owned);
+        EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', owned);
+        EXECUTE format(
+            'CREATE POLICY own_tenant ON %I TO coordinator_app
+             USING (tenant_id = (SELECT nullif(current_setting(''coordinator.tenant'', true), '''')::uuid))', owned);
+    END LOOP;
+END $$;
+
+-- Nothing is ever deleted, and receipts are never updated: the grants say so. Only the database's owner makes tenants.
+GRANT SELECT ON tenants TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON keys, records, decisions, operations, logs TO coordinator_app;
+GRANT SELECT, INSERT ON record_versions, receipts TO coordinator_app;
+
+CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dispatch USING (true);
+CREATE POLICY which_tenants_have_work ON operations FOR SELECT TO coordinator_dispatch USING (true);
+GRANT SELECT (tenant_id, status, lease_expires_at) ON decisions TO coordinator_dispatch;
+GRANT SELECT (tenant_id, state, due_at, lease_owner, lease_expires_at) ON operations TO coordinator_dispatch;
+CREATE POLICY owner_makes_tenants ON tenants TO current_user USING (true);
+CREATE POLICY owner_opens_logs ON logs TO current_user USING (true);
