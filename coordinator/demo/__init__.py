@@ -1,0 +1,1 @@
+"""The demo: an outside world to decide about, and the means to start it."""
