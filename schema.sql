@@ -10,20 +10,24 @@
 -- Roles ----------------------------------------------------------------------------------------------------------------------
 -- coordinator_app       what every tenant transaction runs as (SET LOCAL ROLE); sees only the tenant named in coordinator.tenant
 -- coordinator_dispatch  sees of all tenants only which of them have work that nobody holds
+-- The login that migrates becomes a member of both. Where another login made the roles, that one has to grant them.
 DO $$
+DECLARE
+    wanted text;
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'coordinator_app') THEN
-        CREATE ROLE coordinator_app NOLOGIN;
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'coordinator_dispatch') THEN
-        CREATE ROLE coordinator_dispatch NOLOGIN;
-    END IF;
-    IF NOT pg_has_role(current_user, 'coordinator_app', 'MEMBER') THEN
-        EXECUTE format('GRANT coordinator_app TO %I', current_user);
-    END IF;
-    IF NOT pg_has_role(current_user, 'coordinator_dispatch', 'MEMBER') THEN
-        EXECUTE format('GRANT coordinator_dispatch TO %I', current_user);
-    END IF;
+    FOREACH wanted IN ARRAY ARRAY['coordinator_app', 'coordinator_dispatch'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+        END IF;
+        BEGIN
+            EXECUTE format('GRANT %I TO %I', wanted, current_user);
+        EXCEPTION WHEN insufficient_privilege THEN
+            IF NOT pg_has_role(current_user, wanted, 'MEMBER') THEN
+                RAISE EXCEPTION 'the role % exists and % is not a member of it', wanted, current_user
+                    USING HINT = format('as its creator or a superuser: GRANT %I TO %I', wanted, current_user);
+            END IF;
+        END;
+    END LOOP;
 END $$;
 
 -- Tenants and their keys -----------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_evidence_bytes: int = 256 * 1024
     """Size of one evidence value, as JSON."""
     confirm_max_age_ms: int = 2_000
-    """A fence confirmation older than this when the commit begins is made again."""
+    """If the commit begins later than this after the fence, the fence is made again."""
     drain_s: int = 20
     """How long a stopping process waits for what is running."""
     key_cache_s: int = 5
@@ -68,5 +68,7 @@ def settings_from_env(environ: Mapping[str, str] = os.environ) -> Settings:
                 raise ConfigurationError(f"COORDINATOR_{field.name.upper()}={text!r}: {error}") from None
     settings = Settings(**given)  # type: ignore[arg-type]  # each value was decoded as its field's own type
     if sum(limits.reserved for limits in settings.classes.values()) >= settings.max_running:
-        raise ConfigurationError("the classes reserve all of max_running: raise COORDINATOR_MAX_RUNNING or reserve less")
+        raise ConfigurationError(
+            "the classes reserve all of max_running: raise COORDINATOR_MAX_RUNNING or reserve less"
+        )
     return settings

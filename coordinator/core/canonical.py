@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import rfc8785
 
-JsonValue: TypeAlias = "None | bool | int | float | str | list[JsonValue] | dict[str, JsonValue]"
+if TYPE_CHECKING:
+    JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+else:  # msgspec decodes into it, and has no name for a type that contains itself
+    JsonValue = Any
 
 MAX_INTEGER = 2**53 - 1
 MAX_DEPTH = 32
@@ -49,14 +53,18 @@ def parse(text: bytes) -> JsonValue:
         raise InvalidJson(f"not UTF-8 at byte {error.start}") from None
     try:
         value: JsonValue = json.loads(
-            decoded, object_pairs_hook=_unique, parse_int=_integer, parse_float=_float, parse_constant=_no_constant
+            decoded,
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_no_constant,
         )
     except RecursionError:
         raise InvalidJson(f"nested deeper than {MAX_DEPTH}") from None
     except json.JSONDecodeError as error:
         raise InvalidJson(f"not JSON: {error.msg} at character {error.pos}") from None
     if b"\\u" in text or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
-        check_strings_and_depth(value)
+        check(value)
     return value
 
 
@@ -73,11 +81,15 @@ def digest(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def check_strings_and_depth(value: JsonValue) -> None:
-    """Raise `InvalidJson` for a NUL, a lone surrogate or nesting beyond `MAX_DEPTH` anywhere in a parsed value."""
+def check(value: JsonValue) -> None:
+    """Raise `InvalidJson` for what `parse` would not let in: a NUL, a lone surrogate, a number out of range, deep nesting."""
     for pointer, depth, item in _walk(value, "", 1):
         if isinstance(item, str):
             _text(item, pointer)
+        elif isinstance(item, int) and abs(item) > MAX_INTEGER:
+            raise InvalidJson("an integer is beyond ±(2^53-1)", pointer)
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise InvalidJson("a number is not finite", pointer)
         elif depth > MAX_DEPTH and isinstance(item, list | dict):
             raise InvalidJson(f"nested deeper than {MAX_DEPTH}", pointer[:200])
 
@@ -101,7 +113,9 @@ def _text(text: str, pointer: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InvalidJson("a string contains a lone surrogate", pointer.encode("utf-8", "replace").decode()) from None
+        raise InvalidJson(
+            "a string contains a lone surrogate", pointer.encode("utf-8", "replace").decode()
+        ) from None
 
 
 def _unique(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:

@@ -23,7 +23,16 @@ R = TypeVar("R")
 D = TypeVar("D")
 
 Status = Literal[
-    "queued", "running", "committed", "declined", "in_review", "unresolved", "conflicted", "expired", "cancelled", "failed"
+    "queued",
+    "running",
+    "committed",
+    "declined",
+    "in_review",
+    "unresolved",
+    "conflicted",
+    "expired",
+    "cancelled",
+    "failed",
 ]
 RESTING: frozenset[str] = frozenset(
     {"committed", "declined", "in_review", "unresolved", "conflicted", "expired", "cancelled", "failed"}
@@ -71,7 +80,7 @@ def decision_type(
     effects: Sequence[Sink] = (),
     record: RecordKind[Any] | None = None,
     time_limit_ms: int = 30_000,
-    max_rounds: int = 3,
+    max_rounds: int = 8,
 ) -> DecisionType[R, Any]:
     """Declare a decision type.
 
@@ -88,7 +97,7 @@ def decision_type(
         raise wrong("a name is 1..63 characters of a-z, 0-9 and -, starting with a letter")
     if not is_struct(request):
         raise wrong(f"request must be a msgspec.Struct, not {request!r}")
-    if not callable(policy) or inspect.iscoroutinefunction(policy):
+    if inspect.iscoroutinefunction(policy):
         raise wrong("policy must be a plain function; what needs I/O is evidence")
     if not policy_version:
         raise wrong("policy_version is empty")
@@ -98,7 +107,9 @@ def decision_type(
         raise wrong("max_rounds must be within 1..100")
     ordered = _in_dependency_order(evidence, wrong)
     sinks = _by_name(effects, wrong)
-    return DecisionType(name, request, policy, policy_version, ordered, sinks, record, time_limit_ms, max_rounds, where)
+    return DecisionType(
+        name, request, policy, policy_version, ordered, sinks, record, time_limit_ms, max_rounds, where
+    )
 
 
 def _by_name(effects: Sequence[Sink], wrong: Callable[[str], DeclarationError]) -> dict[str, Sink]:
@@ -120,7 +131,9 @@ def _in_dependency_order(
     known: dict[str, Evidence[Any, Any]] = {}
     for declared in evidence:
         if not NAME.match(declared.name):
-            raise DeclarationError(f"evidence {declared.name!r}: a name is 1..63 of a-z, 0-9 and -", declared.where)
+            raise DeclarationError(
+                f"evidence {declared.name!r}: a name is 1..63 of a-z, 0-9 and -", declared.where
+            )
         if declared.name in known:
             raise DeclarationError(f"evidence {declared.name!r} is declared twice", declared.where)
         known[declared.name] = declared
@@ -137,7 +150,8 @@ def _check_after(declared: Evidence[Any, Any], known: Mapping[str, Evidence[Any,
             )
         if known[name].on_demand and not declared.on_demand:
             raise DeclarationError(
-                f"evidence {declared.name!r} comes after {name!r}, which is on_demand: make both on_demand", declared.where
+                f"evidence {declared.name!r} comes after {name!r}, which is on_demand: make both on_demand",
+                declared.where,
             )
 
 
@@ -145,7 +159,9 @@ def _topological(known: Mapping[str, Evidence[Any, Any]]) -> dict[str, Evidence[
     ordered: dict[str, Evidence[Any, Any]] = {}
     waiting = dict(known)
     while waiting:
-        ready = [name for name, declared in waiting.items() if all(before in ordered for before in declared.after)]
+        ready = [
+            name for name, declared in waiting.items() if all(before in ordered for before in declared.after)
+        ]
         if not ready:
             names = " -> ".join(waiting)
             raise DeclarationError(f"evidence depends on itself: {names}", next(iter(waiting.values())).where)
@@ -171,7 +187,9 @@ class Coordinator:
             if declared.record is not None:
                 known = self.record_kinds.setdefault(declared.record.name, declared.record)
                 if known is not declared.record:
-                    raise DeclarationError(f"record kind {known.name!r} is declared twice", declared.record.where)
+                    raise DeclarationError(
+                        f"record kind {known.name!r} is declared twice", declared.record.where
+                    )
             for name, sink in declared.sinks.items():
                 self.sinks[declared.name, name] = sink
         if not self.types:

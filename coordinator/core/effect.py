@@ -109,7 +109,8 @@ LookupResult: TypeAlias = Accepted | NotFound | Ambiguous
 
 
 class Sink(Protocol):
-    """An adapter that performs an effect. ``timeout_ms`` bounds one attempt; ``lookup`` is called only if the guarantee has it."""
+    """An adapter that performs an effect. ``timeout_ms`` bounds one attempt; ``lookup`` is called only if
+    the guarantee has it."""
 
     @property
     def name(self) -> str: ...
@@ -158,7 +159,9 @@ MAX_LOOKUPS = 8
 SAFE_SHARE_OF_WINDOW = 0.8
 
 
-def next_step(guarantee: Guarantee, result: SendResult, *, age_ms: int, sends: int, timeout_ms: int, backoff_ms: int) -> Step:
+def next_step(
+    guarantee: Guarantee, result: SendResult, *, age_ms: int, sends: int, timeout_ms: int, backoff_ms: int
+) -> Step:
     """What to do after one attempt. ``age_ms``: since the first send; ``sends``: attempts so far, this one included;
     ``backoff_ms``: the pause the caller has drawn for the next attempt."""
     match result:
@@ -174,9 +177,13 @@ def next_step(guarantee: Guarantee, result: SendResult, *, age_ms: int, sends: i
             return _after_ambiguity(guarantee, f"{code}: {message}", age_ms, sends, timeout_ms, backoff_ms)
 
 
-def _after_ambiguity(guarantee: Guarantee, reason: str, age_ms: int, sends: int, timeout_ms: int, backoff_ms: int) -> Step:
+def _after_ambiguity(
+    guarantee: Guarantee, reason: str, age_ms: int, sends: int, timeout_ms: int, backoff_ms: int
+) -> Step:
     match guarantee:
-        case Keyed(window_ms) if age_ms + backoff_ms + timeout_ms < window_ms * SAFE_SHARE_OF_WINDOW and sends < MAX_SENDS:
+        case Keyed(window_ms) if (
+            age_ms + backoff_ms + timeout_ms < window_ms * SAFE_SHARE_OF_WINDOW and sends < MAX_SENDS
+        ):
             return Resend(backoff_ms, reason)
         case Keyed(_, int() as lag_ms) | Lookup(lag_ms):
             return AskProvider(timeout_ms + lag_ms, reason)
@@ -184,7 +191,9 @@ def _after_ambiguity(guarantee: Guarantee, reason: str, age_ms: int, sends: int,
             return Park(reason)
 
 
-def after_lookup(guarantee: Guarantee, result: LookupResult, *, age_ms: int, lookups: int, timeout_ms: int, backoff_ms: int) -> Step:
+def after_lookup(
+    guarantee: Guarantee, result: LookupResult, *, age_ms: int, lookups: int, timeout_ms: int, backoff_ms: int
+) -> Step:
     """What to do after asking the provider. Not found is proof only once the longest request and the lag have passed since the
     last send (``age_ms``); then it is safe to send again, since the provider demonstrably has not acted."""
     lag_ms = lookup_lag_ms(guarantee)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import UnionType
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, overload
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, overload, runtime_checkable
 
 import msgspec
 
@@ -26,7 +26,6 @@ from coordinator.core.where import declared_at
 from coordinator.errors import DeclarationError
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P")
 
 State = Literal["found", "absent", "failed", "timed_out", "cancelled", "skipped"]
@@ -81,7 +80,7 @@ class ReadRequest:
     on_cancel: Callable[[Callable[[], Awaitable[None]]], None]
 
 
-class Source(Protocol[T_co]):
+class Source(Protocol[T]):
     """A read-only adapter; it may be called twice. ``provider`` names the pool whose limits its calls share."""
 
     @property
@@ -89,10 +88,11 @@ class Source(Protocol[T_co]):
     @property
     def provider(self) -> str: ...
     @property
-    def returns(self) -> type[T_co]: ...
-    async def read(self, request: ReadRequest) -> Answer[T_co]: ...
+    def returns(self) -> type[T]: ...
+    async def read(self, request: ReadRequest) -> Answer[T]: ...
 
 
+@runtime_checkable
 class LocalSource(Protocol):
     """A source that reads a record of this tenant's own database; the fence checks it under lock, inside the transaction."""
 
@@ -200,11 +200,15 @@ class Evidence(Generic[T, P]):
         if deadline_ms is None:
             raise DeclarationError(f"evidence {name!r} has no deadline: add deadline_ms=...", self.where)
         if not 1 <= deadline_ms <= MAX_DEADLINE_MS:
-            raise DeclarationError(f"evidence {name!r}: deadline_ms must be within 1..{MAX_DEADLINE_MS}", self.where)
+            raise DeclarationError(
+                f"evidence {name!r}: deadline_ms must be within 1..{MAX_DEADLINE_MS}", self.where
+            )
         if not 1 <= attempts <= 10:
             raise DeclarationError(f"evidence {name!r}: attempts must be within 1..10", self.where)
         if on_demand and required:
-            raise DeclarationError(f"evidence {name!r}: on_demand evidence must be required=False", self.where)
+            raise DeclarationError(
+                f"evidence {name!r}: on_demand evidence must be required=False", self.where
+            )
         _check_decisive_fields(name, source.returns, freshness, self.where)
         self.name = name
         self.source = source
@@ -219,12 +223,16 @@ class Evidence(Generic[T, P]):
 
 def _check_decisive_fields(name: str, returns: Any, freshness: Freshness, where: str) -> None:
     if not is_struct(returns):
-        raise DeclarationError(f"evidence {name!r}: its source returns {returns!r}; it must be a msgspec.Struct", where)
+        raise DeclarationError(
+            f"evidence {name!r}: its source returns {returns!r}; it must be a msgspec.Struct", where
+        )
     if isinstance(freshness, Decisive):
         known = {field.encode_name for field in msgspec.structs.fields(returns)}
         for field in freshness.fields:
             if field not in known:
-                raise DeclarationError(f"evidence {name!r}: decisive field {field!r} is not one of {sorted(known)}", where)
+                raise DeclarationError(
+                    f"evidence {name!r}: decisive field {field!r} is not one of {sorted(known)}", where
+                )
 
 
 def is_struct(kind: Any) -> bool:

@@ -39,7 +39,9 @@ class ClassShares:
         if self.running[name] < self.classes[name].reserved:
             return True
         kept = sum(
-            max(0, limits.reserved - self.running[other]) for other, limits in self.classes.items() if other != name
+            max(0, limits.reserved - self.running[other])
+            for other, limits in self.classes.items()
+            if other != name
         )
         return free > kept
 

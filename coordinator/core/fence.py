@@ -53,15 +53,6 @@ def compare_items(freshness: Decisive, then: Item, now: Item) -> list[Check]:
     return [_check(then.name, "", then.value, now.value, then.value == now.value)]
 
 
-def unchanged(freshness: Decisive, item: Item) -> list[Check]:
-    """The checks of a reading whose revision the source confirmed."""
-    if item.state != "found":
-        return [_check(item.name, "", item.state, item.state, True)]
-    if freshness.fields:
-        return compare_fields(item.name, freshness.fields, item.value, item.value)
-    return [_check(item.name, "", item.value, item.value, True)]
-
-
 def compare_fields(name: str, fields: Sequence[str], then: JsonValue, now: JsonValue) -> list[Check]:
     checks = []
     for field in fields:

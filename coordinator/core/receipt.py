@@ -21,7 +21,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
 
 
-def receipt(kind: str, *, decision_id: str | None, operation_id: str | None = None, **facts: object) -> Receipt:
+def receipt(
+    kind: str, *, decision_id: str | None, operation_id: str | None = None, **facts: object
+) -> Receipt:
     """``facts`` with the value None are left out."""
     body = {name: value for name, value in facts.items() if value is not None}
     return Receipt(kind=kind, decision_id=decision_id, operation_id=operation_id, body=canonical(body))

@@ -54,7 +54,9 @@ class RecordKind(Generic[D]):
     ) -> None:
         self.where = declared_at()
         if not is_struct(data):
-            raise DeclarationError(f"record kind {name!r}: data must be a msgspec.Struct, not {data!r}", self.where)
+            raise DeclarationError(
+                f"record kind {name!r}: data must be a msgspec.Struct, not {data!r}", self.where
+            )
         self.name = name
         self.data = data
         self.transition = transition

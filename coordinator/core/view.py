@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -13,7 +13,7 @@ from coordinator.core.fence import Check
 class RecordView(msgspec.Struct, kw_only=True):
     kind: str
     id: str
-    base_version: int
+    base_version: int | None
     committed_version: int | None = None
 
 
@@ -80,4 +80,4 @@ decode_view = msgspec.json.Decoder(DecisionView).decode
 
 def timestamp(at: datetime) -> str:
     """RFC 3339 in UTC, to the microsecond."""
-    return at.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

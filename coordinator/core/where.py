@@ -11,7 +11,11 @@ _OURS = str(Path(__file__).resolve().parents[1])
 def declared_at() -> str:
     """``file:line`` of the nearest caller outside this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS) and not _is_demo(frame.f_code.co_filename):
+    while (
+        frame.f_back is not None
+        and frame.f_code.co_filename.startswith(_OURS)
+        and not _is_demo(frame.f_code.co_filename)
+    ):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

@@ -103,7 +103,8 @@ async def _known(connection: Connection, tenant: UUID, keys: Sequence[str]) -> d
         return {}
     rows = await connection.fetch(KNOWN, tenant, keys)
     return {
-        row["idempotency_key"]: Known(row["id"], row["fingerprint"], row["answer"], row["answer_status"]) for row in rows
+        row["idempotency_key"]: Known(row["id"], row["fingerprint"], row["answer"], row["answer_status"])
+        for row in rows
     }
 
 

@@ -85,7 +85,10 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
+    """``operations`` are held by this process now, until ``lease_ms`` after the proposal was rendered."""
+
     finished: Finished
+    operations: Sequence[NewOperation] = ()
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -171,13 +174,18 @@ async def commit(
     finished = await _write(connection, tenant, accepted) if accepted else {}
     failpoint("commit.before")
     return [
-        Committed(finished[proposal.decision_id]) if isinstance(verdict, list) else verdict
+        Committed(finished[proposal.decision_id], proposal.operations)
+        if isinstance(verdict, list)
+        else verdict
         for proposal, verdict in zip(proposals, verdicts, strict=True)
     ]
 
 
 def _keys(proposals: Sequence[Proposal]) -> set[Key]:
-    return {(read.kind, read.id) for proposal in proposals for read in (*proposal.reads, *proposal.changes)}
+    return {
+        *((read.kind, read.id) for proposal in proposals for read in proposal.reads),
+        *((new.kind, new.id) for proposal in proposals for new in proposal.changes),
+    }
 
 
 def _judge_all(
@@ -247,8 +255,15 @@ def _columns(proposals: Sequence[Proposal], now: datetime, finished: Sequence[Fi
         for p, done in zip(proposals, finished, strict=True)
     ]
     operations = [
-        (o.id, p.decision_id, p.decision_type, o.effect, o.ordinal, o.key, o.payload, o.payload_hash, o.guarantee)
-        + (p.traceparent, p.lease_owner, p.lease_ms)
+        (
+            o.id,
+            p.decision_id,
+            p.decision_type,
+            *msgspec.structs.astuple(o)[1:],
+            p.traceparent,
+            p.lease_owner,
+            p.lease_ms,
+        )
         for p in proposals
         for o in p.operations
     ]

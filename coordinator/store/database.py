@@ -50,7 +50,9 @@ class Database:
     async def transaction(self, tenant: UUID) -> AsyncIterator[Connection]:
         """One transaction of one tenant, committed when the block ends. Raises `Overloaded` if the database cannot be
         reached before anything was done, `CommitUnknown` if the connection failed during COMMIT."""
-        async with self._begin(f"SET LOCAL ROLE coordinator_app; SET LOCAL coordinator.tenant = '{tenant}'") as connection:
+        async with self._begin(
+            f"SET LOCAL ROLE coordinator_app; SET LOCAL coordinator.tenant = '{tenant}'"
+        ) as connection:
             yield connection
 
     @asynccontextmanager
@@ -81,7 +83,9 @@ class Database:
         try:
             return await self.pool.acquire(timeout=self.settings.command_timeout_s)
         except UNREACHABLE as error:
-            raise Overloaded(f"the database cannot be reached: {type(error).__name__}", retry_after_ms=1000) from error
+            raise Overloaded(
+                f"the database cannot be reached: {type(error).__name__}", retry_after_ms=1000
+            ) from error
 
     async def run(self, tenant: UUID, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run ``work`` in a transaction of the tenant; a serialization failure or a deadlock repeats the whole of it, four
@@ -116,11 +120,9 @@ async def completed(work: Coroutine[Any, Any, T]) -> T:
     with anyio.CancelScope(shield=True):
         while not task.done():
             try:
-                await asyncio.shield(task)
+                await asyncio.wait([task])
             except asyncio.CancelledError as error:
                 cancelled = error
-            except BaseException:  # the task's own error: raised by task.result() below
-                break
     result = task.result()
     if cancelled is not None:
         raise cancelled

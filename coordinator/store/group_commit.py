@@ -5,7 +5,8 @@ most `LANES` transactions of a kind in flight. The transaction runs in a task of
 take its neighbours' COMMIT with it.
 
 One bad row never fails its neighbours: if a batch is refused by the database for what it contains, its calls are run again one by
-one, and only the offender gets the error. An error during COMMIT goes to every caller as `CommitUnknown`; each reads back its own.
+one, and only the offender gets the error. An error during COMMIT goes to every caller as `CommitUnknown`; each reads back its
+own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from uuid import UUID
 import asyncpg
 from anyio.abc import TaskGroup
 
+from coordinator import telemetry
 from coordinator.errors import Overloaded
 from coordinator.store.database import Connection, Database
 
@@ -27,7 +29,11 @@ R = TypeVar("R")
 Work = Callable[[Connection, UUID, Sequence[I]], Awaitable[Sequence[R]]]
 
 LANES = 2
-REFUSED_CONTENT = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
+REFUSED_CONTENT = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+)
 
 
 class GroupCommit(Generic[I, R]):
@@ -35,7 +41,9 @@ class GroupCommit(Generic[I, R]):
     ``bound`` limits how many calls may wait; beyond it `submit` raises `Overloaded` at once, unless ``must`` is set: what was
     already promised has to be written."""
 
-    def __init__(self, database: Database, tasks: TaskGroup, work: Work[I, R], *, max_batch: int, bound: int) -> None:
+    def __init__(
+        self, name: str, database: Database, tasks: TaskGroup, work: Work[I, R], *, max_batch: int, bound: int
+    ) -> None:
         self._database = database
         self._tasks = tasks
         self._work = work
@@ -44,7 +52,7 @@ class GroupCommit(Generic[I, R]):
         self._waiting: dict[UUID, list[tuple[I, asyncio.Future[R]]]] = defaultdict(list)
         self._lanes: dict[UUID, int] = defaultdict(int)
         self.depth = 0
-        self.transactions = 0
+        self._transactions = telemetry.TRANSACTIONS.labels(name)
 
     async def submit(self, tenant: UUID, item: I, *, must: bool = True) -> R:
         if self.depth >= self._bound and not must:
@@ -77,7 +85,9 @@ class GroupCommit(Generic[I, R]):
                 return
             for entry in batch:
                 await self._settle(tenant, [entry])
-        except BaseException as error:  # whatever it is, every caller waits for it; cancellation goes on to our owner
+        except (
+            BaseException
+        ) as error:  # whatever it is, every caller waits for it; cancellation goes on to our owner
             _fail(batch, error)
             if not isinstance(error, Exception):
                 raise
@@ -87,7 +97,7 @@ class GroupCommit(Generic[I, R]):
                     future.set_result(result)
 
     async def _transact(self, tenant: UUID, items: Sequence[I]) -> Sequence[R]:
-        self.transactions += 1
+        self._transactions.inc()
         return await self._database.run(tenant, lambda connection: self._work(connection, tenant, items))
 
 

@@ -71,7 +71,7 @@ def tenant_of(token: str) -> UUID | None:
 
 async def find_key(connection: Connection, tenant: UUID, token: str) -> Key | None:
     row = await connection.fetchrow(FIND, tenant, _hash(token))
-    return row and Key(tenant, row["id"], frozenset(row["scopes"]))
+    return None if row is None else Key(tenant, row["id"], frozenset(row["scopes"]))
 
 
 async def create_key(connection: Connection, tenant: UUID, id: UUID, name: str, scopes: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
     claim    a row that nobody holds, or whose lease has run out on the database's clock: SKIP LOCKED, token + 1, one receipt
     renew    what this process still works on, by owner; a row that was taken meanwhile is not touched
     start    a queued decision gets its slot: queued -> running, by token
+    release  a stopping process lets go
 
 A process that was paused past its lease finds its token refused by every write; nothing else needs to be undone.
 """
@@ -10,6 +11,7 @@ A process that was paused past its lease finds its token refused by every write;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
@@ -17,6 +19,14 @@ import msgspec
 from coordinator.core.receipt import receipt
 from coordinator.store import log
 from coordinator.store.database import Connection
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Who claims, for how long, and of which decision types."""
+
+    owner: UUID
+    lease_ms: int
+    types: Sequence[str]
 
 
 class ClaimedDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +39,7 @@ class ClaimedDecision(msgspec.Struct, frozen=True, kw_only=True):
     request: bytes
     traceparent: str
     requested_by: UUID
-    created_at: str
+    created_at: datetime
     remaining_ms: int
 
 
@@ -65,6 +75,7 @@ CLAIM_DECISIONS = """
 WITH found AS (
     SELECT id FROM decisions
     WHERE tenant_id = $1 AND status IN ('queued', 'running') AND lease_expires_at < clock_timestamp()
+      AND type = ANY ($5::text[])    -- what this service declares; another version of it may declare the others
     ORDER BY lease_expires_at LIMIT $2
     FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -82,6 +93,7 @@ WITH found AS (
     WHERE tenant_id = $1
       AND ((lease_owner IS NOT NULL AND lease_expires_at < clock_timestamp())
            OR (lease_owner IS NULL AND state IN ('ready', 'uncertain') AND due_at < clock_timestamp()))
+      AND decision_type = ANY ($5::text[])
     ORDER BY coalesce(due_at, lease_expires_at) LIMIT $2
     FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -104,6 +116,15 @@ UPDATE operations SET lease_expires_at = clock_timestamp() + $4 * interval '1 ms
 WHERE tenant_id = $1 AND id = ANY ($5::uuid[]) AND lease_owner = $3
 """
 
+RELEASE = """
+WITH d AS (
+    UPDATE decisions SET lease_expires_at = clock_timestamp()
+    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND lease_owner = $3 AND status IN ('queued', 'running')
+)
+UPDATE operations SET lease_expires_at = clock_timestamp()
+WHERE tenant_id = $1 AND id = ANY ($4::uuid[]) AND lease_owner = $3
+"""
+
 START = """
 UPDATE decisions d SET status = 'running'
 FROM unnest($2::uuid[], $3::bigint[]) AS u (id, token)
@@ -118,10 +139,10 @@ async def tenants_with_work(connection: Connection) -> Sequence[UUID]:
 
 
 async def claim_decisions(
-    connection: Connection, tenant: UUID, *, limit: int, owner: UUID, lease_ms: int
+    connection: Connection, tenant: UUID, claim: Claim, *, limit: int
 ) -> Sequence[ClaimedDecision]:
     """Take over decisions whose holder fell silent."""
-    rows = await connection.fetch(CLAIM_DECISIONS, tenant, limit, owner, lease_ms)
+    rows = await connection.fetch(CLAIM_DECISIONS, tenant, limit, claim.owner, claim.lease_ms, claim.types)
     claimed = [
         ClaimedDecision(
             id=row["id"],
@@ -131,7 +152,7 @@ async def claim_decisions(
             request=row["request"],
             traceparent=row["traceparent"],
             requested_by=row["requested_by"],
-            created_at=row["created_at"].isoformat(),
+            created_at=row["created_at"],
             remaining_ms=row["remaining_ms"],
         )
         for row in rows
@@ -146,13 +167,14 @@ async def claim_decisions(
 
 
 async def claim_operations(
-    connection: Connection, tenant: UUID, *, limit: int, owner: UUID, lease_ms: int
+    connection: Connection, tenant: UUID, claim: Claim, *, limit: int
 ) -> Sequence[ClaimedOperation]:
     """Take operations that are due, and those whose holder fell silent."""
-    rows = await connection.fetch(CLAIM_OPERATIONS, tenant, limit, owner, lease_ms)
+    rows = await connection.fetch(CLAIM_OPERATIONS, tenant, limit, claim.owner, claim.lease_ms, claim.types)
     claimed = [
         ClaimedOperation(
-            token=row["fencing_token"], **{name: row[name] for name in ClaimedOperation.__struct_fields__ if name != "token"}
+            token=row["fencing_token"],
+            **{name: row[name] for name in ClaimedOperation.__struct_fields__ if name != "token"},
         )
         for row in rows
     ]
@@ -184,6 +206,18 @@ async def renew(
     operations: Sequence[UUID],
 ) -> None:
     await connection.execute(RENEW, tenant, decisions, owner, lease_ms, operations)
+
+
+async def release(
+    connection: Connection,
+    tenant: UUID,
+    *,
+    owner: UUID,
+    decisions: Sequence[UUID],
+    operations: Sequence[UUID],
+) -> None:
+    """Let go of what a stopping process could not finish, so that others need not wait for the lease to run out."""
+    await connection.execute(RELEASE, tenant, decisions, owner, operations)
 
 
 async def start_if_queued(

@@ -29,7 +29,9 @@ async def reserve(connection: Connection, tenant: UUID, count: int) -> int:
     return int(first)
 
 
-async def append(connection: Connection, tenant: UUID, receipts: Sequence[Receipt], first: int | None = None) -> int:
+async def append(
+    connection: Connection, tenant: UUID, receipts: Sequence[Receipt], first: int | None = None
+) -> int:
     """Write receipts at ``first``, reserving the indices here if that has not been done; the index of the first one."""
     if first is None:
         first = await reserve(connection, tenant, len(receipts))

@@ -29,6 +29,7 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
     answer: bytes | None
     answer_status: int | None
     view: bytes | None
+    fencing_token: int
 
 
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,8 @@ class ReceiptRow(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
 
 
-_DECISION = "id, type, class AS class_, status, request, fingerprint, traceparent, created_at, answer, answer_status, view"
+_DECISION = """id, type, class AS class_, status, request, fingerprint, traceparent, created_at, answer, answer_status, view,
+fencing_token"""
 _OPERATION = """o.id, o.decision_id, o.effect, o.key, o.state, o.reason, o.reference, o.guarantee, o.payload, o.payload_hash,
 o.sends, o.lookups, o.fencing_token, o.created_at, o.last_sent_at, o.due_at, o.settled_at,
 (SELECT max(r.index) FROM receipts r WHERE r.tenant_id = o.tenant_id AND r.operation_id = o.id) AS receipt"""
@@ -79,7 +81,10 @@ WHERE tenant_id = $1
 ORDER BY id DESC LIMIT $8
 """
 
-OPERATIONS_OF = f"SELECT {_OPERATION} FROM operations o WHERE o.tenant_id = $1 AND o.decision_id = $2 ORDER BY o.ordinal"
+OPERATIONS_OF = f"""
+SELECT {_OPERATION} FROM operations o
+WHERE o.tenant_id = $1 AND o.decision_id = ANY ($2::uuid[]) ORDER BY o.decision_id, o.ordinal
+"""
 
 OPERATION = f"SELECT {_OPERATION} FROM operations o WHERE o.tenant_id = $1 AND o.id = $2"
 
@@ -101,12 +106,12 @@ ORDER BY index LIMIT $8
 
 async def decision(connection: Connection, tenant: UUID, id: UUID) -> DecisionRow | None:
     row = await connection.fetchrow(DECISION, tenant, id)
-    return row and DecisionRow(**row)
+    return None if row is None else DecisionRow(**row)
 
 
 async def decision_by_key(connection: Connection, tenant: UUID, key: str) -> DecisionRow | None:
     row = await connection.fetchrow(DECISION_BY_KEY, tenant, key)
-    return row and DecisionRow(**row)
+    return None if row is None else DecisionRow(**row)
 
 
 async def decisions(
@@ -126,13 +131,15 @@ async def decisions(
     return [DecisionRow(**row) for row in rows]
 
 
-async def operations_of(connection: Connection, tenant: UUID, decision_id: UUID) -> Sequence[OperationRow]:
-    return [OperationRow(**row) for row in await connection.fetch(OPERATIONS_OF, tenant, decision_id)]
+async def operations_of(
+    connection: Connection, tenant: UUID, decisions: Sequence[UUID]
+) -> Sequence[OperationRow]:
+    return [OperationRow(**row) for row in await connection.fetch(OPERATIONS_OF, tenant, decisions)]
 
 
 async def operation(connection: Connection, tenant: UUID, id: UUID) -> OperationRow | None:
     row = await connection.fetchrow(OPERATION, tenant, id)
-    return row and OperationRow(**row)
+    return None if row is None else OperationRow(**row)
 
 
 async def operations(
@@ -154,5 +161,7 @@ async def receipts(
     limit: int,
 ) -> Sequence[ReceiptRow]:
     """In the order of the log, those with an index above ``after``."""
-    rows = await connection.fetch(RECEIPTS, tenant, decision_id, operation_id, kind, since, until, after, limit)
+    rows = await connection.fetch(
+        RECEIPTS, tenant, decision_id, operation_id, kind, since, until, after, limit
+    )
     return [ReceiptRow(**row) for row in rows]

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import msgspec
 
-from coordinator.core.receipt import receipt
 from coordinator.core.canonical import digest
+from coordinator.core.receipt import receipt
 from coordinator.errors import PreconditionFailed
 from coordinator.store import log
 from coordinator.store.database import Connection
@@ -114,4 +114,6 @@ async def history(
 ) -> Sequence[Version]:
     """The newest versions first, those below ``below`` if given."""
     rows = await connection.fetch(HISTORY, tenant, *key, below or ANY_VERSION, limit)
-    return [Version(row["version"], row["data"], row["decision_id"], row["key_id"], row["at"]) for row in rows]
+    return [
+        Version(row["version"], row["data"], row["decision_id"], row["key_id"], row["at"]) for row in rows
+    ]

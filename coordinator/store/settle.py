@@ -2,8 +2,8 @@
 
     dispatching | uncertain  --settle-->  succeeded | failed | ready (send again at due_at) | uncertain (ask at due_at, or parked)
 
-A holder whose token is old changes no state. What it learnt is kept all the same, as a receipt; and if it learnt that the provider
-acted while we still do not know, that evidence wins: the operation succeeds.
+A holder whose token is old changes no state. What it learnt is kept all the same, as a receipt; and if it learnt that
+the provider acted while we still do not know, that evidence wins: the operation succeeds.
 """
 
 from __future__ import annotations

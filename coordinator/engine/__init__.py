@@ -1,0 +1,1 @@
+"""The verbs: admit, gather, decide, fence, commit, dispatch, in that order; recover and schedule around them."""

@@ -1,0 +1,170 @@
+"""Admit: a request becomes a durable decision, or is refused with nothing stored.
+
+    1  the input fits the decision type                       else 400
+    2  the class has a slot, or room in its queue             else 429, within microseconds
+    3  one transaction stores it under its idempotency key    known key: replay, join, or 422
+
+A queued decision is durable too: whoever dies, another process finds it. It waits for its slot in the order of its class.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from coordinator import telemetry
+from coordinator.core.canonical import JsonValue, canonical
+from coordinator.core.decision import Coordinator, DecisionType
+from coordinator.core.request import DecisionRequest, fingerprint
+from coordinator.engine.run import Engine, Run
+from coordinator.engine.slots import Ticket
+from coordinator.errors import (
+    CommitUnknown,
+    IdempotencyKeyReused,
+    MalformedRequest,
+    Overloaded,
+    UnknownDecisionType,
+)
+from coordinator.failpoints import failpoint
+from coordinator.store import reading
+from coordinator.store.admit import Admission, Admitted, Known
+from coordinator.store.keys import Key
+from coordinator.store.lease import ClaimedDecision
+from coordinator.store.records import Locked, read_records
+
+ROUTE = ("POST", "/v1/decisions")
+
+
+def check_request(
+    coordinator: Coordinator, request: DecisionRequest
+) -> tuple[DecisionType[Any, Any], object]:
+    """The decision type and its typed input. Raises `UnknownDecisionType`, `MalformedRequest`."""
+    declared = coordinator.types.get(request.type)
+    if declared is None:
+        raise UnknownDecisionType(
+            f"there is no decision type {request.type!r} here; there are {', '.join(coordinator.types)}"
+        )
+    if declared.record is not None and request.record is None:
+        raise MalformedRequest("this decision type needs a record", [("/record", "is missing")])
+    if (
+        declared.record is not None
+        and request.record is not None
+        and request.record.kind != declared.record.name
+    ):
+        raise MalformedRequest(
+            "wrong kind of record", [("/record/kind", f"must be {declared.record.name!r}")]
+        )
+    try:
+        return declared, msgspec.convert(request.input, declared.request)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        pointer = "/input" + path.rstrip("`").replace(".", "/").replace("[", "/").replace("]", "")
+        raise MalformedRequest(f"the input does not fit {request.type}", [(pointer, message)]) from None
+
+
+async def admit(
+    engine: Engine,
+    caller: Key,
+    key: str,
+    declared: DecisionType[Any, Any],
+    input: object,
+    request: DecisionRequest,
+    body: JsonValue,
+    traceparent: str,
+    ticket: Ticket,
+) -> Run | Known:
+    """Store the decision: a `Run` if it is new, what is `Known` if its key was used before with the same request. Raises
+    `IdempotencyKeyReused`, or `Overloaded` if the database is away."""
+    time_limit_ms = min(request.time_limit_ms or declared.time_limit_ms, declared.time_limit_ms)
+    admission = Admission(
+        id=engine.new_id(),
+        key=key,
+        fingerprint=fingerprint(*ROUTE, body),
+        type=declared.name,
+        class_=request.class_,
+        status="running" if ticket.runs() else "queued",
+        request=canonical(body),
+        record_kind=request.record.kind if request.record else None,
+        record_id=request.record.id if request.record else None,
+        requested_by=caller.id,
+        traceparent=traceparent,
+        time_limit_ms=time_limit_ms,
+        lease_owner=engine.owner,
+        lease_ms=engine.settings.lease_ms,
+    )
+    began = time.monotonic()
+    with telemetry.span(
+        "coordinator.admit", traceparent, decision_id=str(admission.id), decision_type=declared.name
+    ):
+        result = await _store(engine, caller.tenant, admission)
+    failpoint("admit.after")
+    if isinstance(result, Known):
+        if result.fingerprint != admission.fingerprint:
+            raise IdempotencyKeyReused(
+                "this Idempotency-Key stands for another request", decision=str(result.id)
+            )
+        return result
+    run = Run(
+        tenant=caller.tenant,
+        id=admission.id,
+        token=1,
+        type=declared,
+        request=request,
+        body=body,
+        input=input,
+        traceparent=traceparent,
+        created_at=result.created_at,
+        ends_at=began + time_limit_ms / 1000,
+        record=result.record,
+    )
+    elapsed = time.monotonic() - began
+    telemetry.STAGE_SECONDS.labels("admit").observe(elapsed)
+    run.stages.append(run.stage_now("admit", round(elapsed * 1000)))
+    return run
+
+
+async def _store(engine: Engine, tenant: UUID, admission: Admission) -> Admitted | Known:
+    """If nobody knows whether COMMIT happened, the key is read back; if that cannot be done either, the caller is told to come
+    back with the same key: it will find its decision, or make it then."""
+    try:
+        result: Admitted | Known = await engine.boundary.admit.submit(tenant, admission, must=False)
+        return result
+    except CommitUnknown as unknown:
+        try:
+            async with engine.boundary.database.transaction(tenant) as connection:
+                row = await reading.decision_by_key(connection, tenant, admission.key)
+        except CommitUnknown:
+            row = None
+        if row is None:
+            raise Overloaded(
+                "the database went away during the commit; repeat with the same key", retry_after_ms=1000
+            ) from unknown
+        return Known(row.id, row.fingerprint, row.answer, row.answer_status)
+
+
+async def resume(engine: Engine, coordinator: Coordinator, tenant: UUID, claimed: ClaimedDecision) -> Run:
+    """A decision taken over from a silent process, to be walked from the beginning. Its input is typed anew: raises
+    `MalformedRequest` if the type has changed so that it no longer fits."""
+    request = msgspec.json.decode(claimed.request, type=DecisionRequest)
+    declared, input = check_request(coordinator, request)
+    record = Locked(0, None)
+    if request.record:
+        key = (request.record.kind, request.record.id)
+        async with engine.boundary.database.transaction(tenant) as connection:
+            record = (await read_records(connection, tenant, {key})).get(key, record)
+    return Run(
+        tenant=tenant,
+        id=claimed.id,
+        token=claimed.token,
+        type=declared,
+        request=request,
+        body=msgspec.json.decode(claimed.request),
+        input=input,
+        traceparent=claimed.traceparent,
+        created_at=claimed.created_at,
+        ends_at=time.monotonic() + claimed.remaining_ms / 1000,
+        record=record,
+    )

@@ -1,0 +1,207 @@
+"""Commit: bring the decision to rest in one transaction, and render what it will answer for ever.
+
+The answer is rendered inside the transaction, when it is certain which version was made and what the checks under lock said, and
+stored with the decision: what a client is told, and what any later replay of its key is told, are the same bytes.
+
+If the connection fails during COMMIT, nobody knows whether it happened. Then the decision is read back: if it rests, it was
+committed; if this process still holds it, the transaction is tried again, and the fencing token makes that safe.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from coordinator import telemetry
+from coordinator.core.fence import Check, ReadCheck
+from coordinator.core.packet import Packet
+from coordinator.core.receipt import Receipt, receipt
+from coordinator.core.view import (
+    BudgetView,
+    DecisionView,
+    FenceView,
+    OperationView,
+    OutcomeView,
+    RecordView,
+    encode_view,
+    timestamp,
+)
+from coordinator.engine.decide import Decided
+from coordinator.engine.run import Engine, Run
+from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
+from coordinator.failpoints import failpoint
+from coordinator.store import reading
+from coordinator.store.commit import Committed, Facts, Finished, Proposal, Result, Superseded
+
+READ_BACK_PAUSE_S = 0.2
+
+
+class Rest(msgspec.Struct, frozen=True, kw_only=True):
+    """How a decision comes to rest. ``refusal`` is what POST answers in place of the decision, if it does."""
+
+    decided: Decided
+    packet: Packet | None = None
+    checks: Sequence[Check] = ()
+    confirmed: Mapping[str, float] = {}
+    reads: Sequence[ReadCheck] = ()
+    fresh: Callable[[], bool] = lambda: True
+    refusal: RequestRefused | None = None
+
+
+def rest_without_commit(
+    status: str, code: str, reason: str, packet: Packet | None = None, **more: Any
+) -> Rest:
+    """A rest that changes nothing and sends nothing."""
+    outcome = OutcomeView(kind=status.replace("_", "-"), reason=reason, code=code)
+    return Rest(decided=Decided(status=status, outcome=outcome, digest=""), packet=packet, **more)
+
+
+async def commit(engine: Engine, run: Run, rest: Rest) -> Result:
+    """Committed, or why not. Waits as long as it takes: a decision that was admitted has to come to rest."""
+    proposal = _proposal(engine, run, rest)
+    began = time.monotonic()
+    while True:
+        try:
+            result: Result = await engine.boundary.commit.submit(run.tenant, proposal)
+        except (CommitUnknown, Overloaded):
+            settled = await _read_back(engine, run)
+            if settled is not None:
+                return settled
+            continue
+        telemetry.STAGE_SECONDS.labels("commit").observe(time.monotonic() - began)
+        if isinstance(result, Committed):
+            failpoint("commit.after")
+            telemetry.DECISIONS.labels(run.type.name, rest.decided.status).inc()
+        return result
+
+
+async def _read_back(engine: Engine, run: Run) -> Result | None:
+    """What became of the decision: at rest (as us or as another), or None if it is still ours to bring to rest."""
+    while True:
+        await anyio.sleep(READ_BACK_PAUSE_S)
+        try:
+            async with engine.boundary.database.transaction(run.tenant) as connection:
+                row = await reading.decision(connection, run.tenant, run.id)
+        except (CommitUnknown, Overloaded):
+            continue
+        if row is not None and row.answer is not None and row.answer_status is not None:
+            if row.fencing_token == run.token:
+                # Its operations are left to their lease: it may have run out while the database was away.
+                return Committed(Finished(row.answer, row.answer_status, row.view, ()))
+            return Superseded()
+        return None
+
+
+def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
+    began = time.monotonic()
+
+    def finish(facts: Facts) -> Finished:
+        run.rendered_at = time.monotonic()
+        commit_ms = round((time.monotonic() - began) * 1000)
+        view = encode_view(_view(run, rest, facts, commit_ms))
+        receipts = _receipts(run, rest, facts)
+        if rest.refusal is None:
+            return Finished(view, 201, None, receipts)
+        status, answer = engine.render_refusal(rest.refusal)
+        return Finished(answer, status, view, receipts)
+
+    return Proposal(
+        decision_id=run.id,
+        decision_type=run.type.name,
+        token=run.token,
+        status=rest.decided.status,
+        changes=rest.decided.changes,
+        reads=rest.reads,
+        operations=rest.decided.operations,
+        traceparent=run.traceparent,
+        lease_owner=engine.owner,
+        lease_ms=engine.settings.lease_ms,
+        fresh=rest.fresh,
+        finish=finish,
+    )
+
+
+def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
+    decided = rest.decided
+    at = timestamp(facts.now)
+    return DecisionView(
+        id=str(run.id),
+        type=run.type.name,
+        policy_version=run.type.policy_version,
+        status=decided.status,
+        class_=run.request.class_,
+        input=run.request.input,
+        record=_record_view(run, decided),
+        outcome=decided.outcome,
+        packet_digest=rest.packet.digest if rest.packet else None,
+        evidence=msgspec.Raw(rest.packet.bytes if rest.packet else b"[]"),
+        fence=FenceView(rounds=run.rounds, checks=_checks(rest, facts)),
+        operations=[
+            OperationView(
+                id=str(op.id), effect=op.effect, state="dispatching", receipt=facts.receipt + 1 + op.ordinal
+            )
+            for op in decided.operations
+        ],
+        budget=BudgetView(),
+        timeline=[*run.stages, run.stage_now("commit", commit_ms)],
+        trace_id=telemetry.trace_id(run.traceparent),
+        created_at=timestamp(run.created_at),
+        finished_at=at,
+    )
+
+
+def _record_view(run: Run, decided: Decided) -> RecordView | None:
+    if run.record_key is None:
+        return None
+    kind, id = run.record_key
+    made = next(
+        (change.base + 1 for change in decided.changes if (change.kind, change.id) == (kind, id)), None
+    )
+    return RecordView(kind=kind, id=id, base_version=run.record.version, committed_version=made)
+
+
+def _checks(rest: Rest, facts: Facts) -> list[Check]:
+    """External evidence: how long before COMMIT its confirming read began. Our own records: checked under lock, 0 ms before."""
+    now = time.monotonic()
+    return [
+        msgspec.structs.replace(
+            check, confirmed_ms_before_commit=round((now - rest.confirmed[check.evidence]) * 1000)
+        )
+        if check.evidence in rest.confirmed
+        else check
+        for check in (*rest.checks, *facts.checks)
+    ]
+
+
+def _receipts(run: Run, rest: Rest, facts: Facts) -> list[Receipt]:
+    decided, id = rest.decided, str(run.id)
+    record = _record_view(run, decided)
+    own = receipt(
+        f"decision.{decided.status}",
+        decision_id=id,
+        policy_version=run.type.policy_version,
+        packet_digest=rest.packet.digest if rest.packet else None,
+        outcome_digest=decided.digest or None,
+        code=decided.outcome.code,
+        record=record,
+        changes=[{"kind": c.kind, "id": c.id, "version": c.base + 1} for c in decided.changes] or None,
+        checks=_checks(rest, facts) or None,
+        fencing_token=run.token,
+        trace_id=telemetry.trace_id(run.traceparent),
+    )
+    return [own] + [
+        receipt(
+            "operation.dispatching",
+            decision_id=id,
+            operation_id=str(op.id),
+            effect=op.effect,
+            key=op.key,
+            payload_hash=op.payload_hash,
+            fencing_token=1,
+        )
+        for op in decided.operations
+    ]

@@ -1,0 +1,165 @@
+"""Decide: run the policy over the frozen packet, and turn what it concludes into something that can be committed.
+
+The policy is the user's code: what it raises, and an outcome that cannot be carried out (an effect that was not declared, a
+record that was not read, terms that are not JSON), ends the decision as `failed` with the reason; it is never an error of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from coordinator.core.canonical import InvalidJson, JsonValue, canonical, check, digest
+from coordinator.core.decision import DecisionType
+from coordinator.core.effect import operation_key
+from coordinator.core.evidence import clean_text
+from coordinator.core.outcome import Commit, Decline, Effect, NeedMore, Outcome, Review, as_json
+from coordinator.core.packet import Packet
+from coordinator.core.record import Record
+from coordinator.core.view import OutcomeView
+from coordinator.engine.run import Engine, Reading, Run
+from coordinator.store.commit import NewOperation, NewVersion
+
+log = logging.getLogger(__name__)
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """A conclusion in the form in which it can be stored. ``digest`` is over the canonical bytes of the whole outcome, changes
+    and effects included: a replay has to arrive at the same."""
+
+    status: str
+    outcome: OutcomeView
+    digest: str
+    changes: tuple[NewVersion, ...] = ()
+    operations: tuple[NewOperation, ...] = ()
+
+
+class PolicyFailed(Exception):
+    """The policy raised or concluded something that cannot be carried out."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = clean_text(message)
+
+
+def decide(engine: Engine, run: Run, packet: Packet, readings: Mapping[str, Reading]) -> Decided | NeedMore:
+    """One round of the policy. Raises `PolicyFailed`."""
+    run.rounds += 1
+    with run.stage("decide"):
+        outcome = run_policy(run.type, run.input, packet, _record(run))
+    match outcome:
+        case NeedMore():
+            return outcome
+        case Decline(reason) | Review(reason):
+            status = "declined" if isinstance(outcome, Decline) else "in_review"
+            kind = "decline" if isinstance(outcome, Decline) else "review"
+            return Decided(
+                status=status,
+                outcome=OutcomeView(kind=kind, reason=clean_text(reason)),
+                digest=outcome_digest(outcome),
+            )
+        case Commit():
+            return _committable(engine, run, outcome, readings)
+
+
+def run_policy(
+    declared: DecisionType[Any, Any], input: object, packet: Packet, record: Record[Any]
+) -> Outcome:
+    """The policy's outcome; `PolicyFailed` if it raises or returns something else. Pure, as long as the policy is."""
+    try:
+        outcome = declared.policy(input, packet, record)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        log.exception("policy of %s raised", declared.name)
+        message = f"{type(error).__name__} in {where.name}, line {where.lineno}: {error}"
+        raise PolicyFailed("policy-raised", message) from error
+    if not isinstance(outcome, Commit | Decline | Review | NeedMore):
+        raise PolicyFailed(
+            "policy-returned-junk", f"a policy returns Commit, Decline, Review or NeedMore, not {outcome!r}"
+        )
+    return outcome
+
+
+def outcome_digest(outcome: Outcome) -> str:
+    return digest(canonical(as_json(outcome)))
+
+
+def record_seen(
+    type: DecisionType[Any, Any], kind: str, id: str, version: int, data: JsonValue
+) -> Record[Any]:
+    """A record as the policy sees it: typed, where the decision type declares the record's kind."""
+    typed = data if data is None or type.record is None else msgspec.convert(data, type.record.data)
+    return Record(kind, id, version, typed)
+
+
+def _record(run: Run) -> Record[Any]:
+    kind, id = run.record_key or ("", "")
+    try:
+        return record_seen(run.type, kind, id, run.record.version, run.record_data)
+    except msgspec.ValidationError as error:
+        raise PolicyFailed(
+            "record-malformed", f"record {kind}/{id} is not a valid {kind}: {error}"
+        ) from error
+
+
+def _committable(engine: Engine, run: Run, outcome: Commit, readings: Mapping[str, Reading]) -> Decided:
+    try:
+        whole = as_json(outcome)
+        check(whole)
+        changes = tuple(
+            NewVersion(
+                change.kind,
+                change.id,
+                _base(run, change.kind, change.id, readings),
+                canonical(as_json(change.data)),
+            )
+            for change in outcome.changes
+        )
+        operations = tuple(_operation(engine, run, effect, n) for n, effect in enumerate(outcome.effects))
+        view = OutcomeView(kind="commit", terms=as_json(outcome.terms))
+    except (InvalidJson, TypeError, msgspec.ValidationError) as error:
+        raise PolicyFailed("outcome-not-json", f"the outcome is not JSON: {error}") from error
+    if len({(change.kind, change.id) for change in changes}) != len(changes):
+        raise PolicyFailed("record-changed-twice", "the outcome changes one record twice")
+    return Decided(
+        status="committed",
+        outcome=view,
+        digest=digest(canonical(whole)),
+        changes=changes,
+        operations=operations,
+    )
+
+
+def _base(run: Run, kind: str, id: str, readings: Mapping[str, Reading]) -> int:
+    """The version that this decision read the record at: what was not read cannot be changed."""
+    if run.record_key == (kind, id):
+        return run.record.version
+    for reading in readings.values():
+        if reading.local and reading.local[0] == (kind, id):
+            return reading.local[1].version
+    raise PolicyFailed(
+        "record-not-read", f"the outcome changes record {kind}/{id}, which is not among the evidence"
+    )
+
+
+def _operation(engine: Engine, run: Run, effect: Effect, ordinal: int) -> NewOperation:
+    sink = run.type.sinks.get(effect.sink)
+    if sink is None:
+        raise PolicyFailed(
+            "unknown-effect", f"effect {effect.sink!r} is not among the effects of {run.type.name}"
+        )
+    payload = canonical(as_json(effect.payload))
+    return NewOperation(
+        id=engine.new_id(),
+        effect=effect.sink,
+        ordinal=ordinal,
+        key=operation_key(str(run.id), effect.sink, ordinal),
+        payload=payload,
+        payload_hash=digest(payload),
+        guarantee=msgspec.json.encode(sink.guarantee),
+    )

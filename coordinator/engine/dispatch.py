@@ -1,0 +1,196 @@
+"""Dispatch: one attempt at one operation that this process holds, and what follows from it.
+
+The claim is durable before the provider is called: either the commit that created the operation, or a claim that took it over.
+The provider is called outside any transaction, with the operation's fixed key. What it said goes into `core.effect.next_step`,
+and the step becomes the operation's state with its receipt. If this process dies in between, the lease runs out, and whoever
+takes the operation over treats the attempt as ambiguous: it may have reached the provider.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from uuid import UUID
+
+import anyio
+
+from coordinator import telemetry
+from coordinator.core.effect import (
+    Ambiguous,
+    AskProvider,
+    Fail,
+    LookupResult,
+    Operation,
+    Park,
+    Resend,
+    SendResult,
+    Sink,
+    Step,
+    Succeed,
+    after_lookup,
+    next_step,
+)
+from coordinator.core.evidence import clean_text
+from coordinator.engine.run import Engine
+from coordinator.errors import CommitUnknown, Overloaded
+from coordinator.failpoints import failpoint
+from coordinator.store.lease import ClaimedOperation
+from coordinator.store.settle import Settlement
+
+log = logging.getLogger(__name__)
+FIRST_BACKOFF_MS = 200
+LONGEST_BACKOFF_MS = 60_000
+SETTLE_PAUSE_S = 0.2
+
+
+async def dispatch(engine: Engine, tenant: UUID, sink: Sink | None, claimed: ClaimedOperation) -> None:
+    """Do the next thing for an operation that this process has just claimed: send it, or ask the provider about it."""
+    if sink is None:
+        step: Step = Park(
+            f"no effect {claimed.effect!r} is declared by {claimed.decision_type!r} in this service"
+        )
+        await _settle(engine, tenant, claimed, step, sent=False, asked=False)
+    elif claimed.was == "uncertain":
+        await _ask(engine, tenant, sink, claimed)
+    elif claimed.was == "dispatching" and not isinstance(step := _after_lost_holder(sink, claimed), Resend):
+        await _settle(engine, tenant, claimed, step, sent=True, asked=False)
+    else:
+        await _send(engine, tenant, sink, claimed)
+
+
+async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperation) -> None:
+    if not engine.still_holds(claimed.id):
+        log.warning(
+            "operation %s was held too long before it was sent; it is left to whoever claims it next",
+            claimed.id,
+        )
+        return
+    began = anyio.current_time()
+    with telemetry.span("coordinator.dispatch", claimed.traceparent, operation_id=str(claimed.id)) as inside:
+        result = await _perform(engine, sink, _operation(tenant, claimed, inside))
+    failpoint("dispatch.sent")
+    sends = claimed.sends + 1
+    step = next_step(
+        sink.guarantee,
+        result,
+        age_ms=claimed.age_ms + round((anyio.current_time() - began) * 1000),
+        sends=sends,
+        timeout_ms=sink.timeout_ms,
+        backoff_ms=_backoff_ms(sends),
+    )
+    await _settle(engine, tenant, claimed, step, sent=True, asked=False)
+
+
+async def _perform(engine: Engine, sink: Sink, operation: Operation) -> SendResult:
+    async with engine.providers.of(sink.provider):
+        with anyio.move_on_after(sink.timeout_ms / 1000):
+            try:
+                return await sink.perform(operation)
+            except Exception as error:  # the boundary to adapters: it may have raised after sending
+                log.exception("sink %s raised", sink.name)
+                return Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
+        return Ambiguous("timed-out", f"no answer within {sink.timeout_ms} ms")
+
+
+async def _ask(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperation) -> None:
+    with telemetry.span("coordinator.dispatch", claimed.traceparent, operation_id=str(claimed.id)) as inside:
+        result = await _lookup(engine, sink, _operation(tenant, claimed, inside))
+    step = after_lookup(
+        sink.guarantee,
+        result,
+        age_ms=claimed.last_sent_age_ms or 0,
+        lookups=claimed.lookups + 1,
+        timeout_ms=sink.timeout_ms,
+        backoff_ms=_backoff_ms(claimed.lookups + 1),
+    )
+    await _settle(engine, tenant, claimed, step, sent=False, asked=True)
+
+
+async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupResult:
+    async with engine.providers.of(sink.provider):
+        with anyio.move_on_after(sink.timeout_ms / 1000):
+            try:
+                return await sink.lookup(operation)
+            except Exception as error:  # the boundary to adapters
+                log.exception("sink %s raised in lookup", sink.name)
+                return Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
+        return Ambiguous("timed-out", f"no answer to the lookup within {sink.timeout_ms} ms")
+
+
+def _after_lost_holder(sink: Sink, claimed: ClaimedOperation) -> Step:
+    """The last holder fell silent: its attempt may have reached the provider, and is counted."""
+    return next_step(
+        sink.guarantee,
+        Ambiguous("holder-lost", "the process that held this operation fell silent; it may have been sent"),
+        age_ms=claimed.age_ms,
+        sends=claimed.sends + 1,
+        timeout_ms=sink.timeout_ms,
+        backoff_ms=0,
+    )
+
+
+def _operation(tenant: UUID, claimed: ClaimedOperation, traceparent: str) -> Operation:
+    return Operation(
+        id=str(claimed.id),
+        key=claimed.key,
+        tenant=str(tenant),
+        decision_id=str(claimed.decision_id),
+        effect=claimed.effect,
+        payload=claimed.payload,
+        attempt=claimed.sends + 1,
+        traceparent=traceparent,
+    )
+
+
+def _backoff_ms(attempts: int) -> int:
+    """Exponential with full jitter."""
+    return round(random.uniform(0, min(LONGEST_BACKOFF_MS, FIRST_BACKOFF_MS * 2**attempts)))
+
+
+async def _settle(
+    engine: Engine, tenant: UUID, claimed: ClaimedOperation, step: Step, *, sent: bool, asked: bool
+) -> None:
+    """Store the step. If nobody knows whether that was committed, storing it again changes nothing twice: by then the token or
+    the state no longer fits, and the repeat is kept as late evidence."""
+    settlement = _settlement(claimed, step, sent=sent, asked=asked)
+    while True:
+        try:
+            await engine.boundary.settle.submit(tenant, settlement)
+        except (CommitUnknown, Overloaded):
+            log.warning("operation %s could not be settled yet", claimed.id)
+            await anyio.sleep(SETTLE_PAUSE_S)
+            continue
+        failpoint("settle.after")
+        telemetry.OPERATIONS.labels(claimed.effect, settlement.state).inc()
+        if settlement.due_ms is not None:
+            engine.wake_in(settlement.due_ms / 1000)
+        return
+
+
+def _settlement(claimed: ClaimedOperation, step: Step, *, sent: bool, asked: bool) -> Settlement:
+    state, reference, reason, due_ms = _as_state(step)
+    return Settlement(
+        operation_id=claimed.id,
+        decision_id=claimed.decision_id,
+        token=claimed.token,
+        state=state,
+        reference=reference,
+        reason=reason and clean_text(reason),
+        due_ms=due_ms,
+        sent=sent,
+        asked=asked,
+    )
+
+
+def _as_state(step: Step) -> tuple[str, str | None, str | None, int | None]:
+    match step:
+        case Succeed(reference):
+            return "succeeded", clean_text(reference), None, None
+        case Fail(reason):
+            return "failed", None, reason, None
+        case Resend(after_ms, reason):
+            return "ready", None, reason, after_ms
+        case AskProvider(after_ms, reason):
+            return "uncertain", None, reason, after_ms
+        case Park(reason):
+            return "uncertain", None, reason, None

@@ -1,0 +1,296 @@
+"""Gather: read the evidence, concurrently, into typed items.
+
+Each reading starts the moment what it comes `after` is there, and has its own deadline inside the decision's. Failures are items
+like any other. When a required reading fails for good, the others are no longer useful: they are cancelled, and their clean-ups
+run. A reading whose dependency is missing is `skipped`; it never starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+import tenacity
+
+from coordinator import telemetry
+from coordinator.core.canonical import InvalidJson, JsonValue, check
+from coordinator.core.evidence import (
+    Absent,
+    Answer,
+    Evidence,
+    Failed,
+    Found,
+    Item,
+    ItemError,
+    LocalSource,
+    ReadRequest,
+    Source,
+    State,
+    Unchanged,
+    clean_text,
+)
+from coordinator.core.packet import Packet
+from coordinator.core.view import timestamp
+from coordinator.engine.run import Engine, Reading, Run
+from coordinator.store.records import Locked, read_records
+
+log = logging.getLogger(__name__)
+FIRST_PAUSE_S = 0.05
+
+Readings = dict[str, Reading]
+
+
+async def gather(engine: Engine, run: Run, wanted: Iterable[str], have: Readings) -> Readings:
+    """Read ``wanted``; ``have`` is what is there already. Returns the new readings only."""
+    names = [name for name in run.type.evidence if name in set(wanted)]
+    fresh: Readings = {}
+    there = {name: anyio.Event() for name in names}
+
+    async def one(name: str, traceparent: str) -> None:
+        declared = run.type.evidence[name]
+        for before in declared.after:
+            if before in there:
+                await there[before].wait()
+        fresh[name] = await read(engine, run, declared, {**have, **fresh}, traceparent=traceparent)
+        there[name].set()
+        if declared.required and fresh[name].item.state != "found":
+            tasks.cancel_scope.cancel()
+
+    with run.stage("gather", evidence_count=len(names)) as traceparent:
+        async with anyio.create_task_group() as tasks:
+            for name in names:
+                tasks.start_soon(one, name, traceparent)
+    for name in names:
+        if name not in fresh:
+            fresh[name] = _no_answer(run.type.evidence[name], "cancelled", time.monotonic(), 0)
+    return fresh
+
+
+def freeze(run: Run, readings: Mapping[str, Reading]) -> Packet:
+    """The packet of everything read, in the order of declaration."""
+    return Packet([readings[name].item for name in run.type.evidence if name in readings], run.type.types)
+
+
+def missing(run: Run, packet: Packet) -> list[str]:
+    """Required evidence that is not there."""
+    return [
+        item.name for item in packet.items if run.type.evidence[item.name].required and item.state != "found"
+    ]
+
+
+async def read(
+    engine: Engine,
+    run: Run,
+    declared: Evidence[Any, Any],
+    have: Mapping[str, Reading],
+    *,
+    traceparent: str,
+    then: Item | None = None,
+) -> Reading:
+    """One reading under its deadline. ``then`` makes it a re-reading: conditional on that item's revision, and the source may
+    answer that nothing changed."""
+    began = time.monotonic()
+    lacking = next((name for name in declared.after if have[name].item.state != "found"), None)
+    if lacking is not None:
+        return _no_answer(
+            declared, "skipped", began, 0, ItemError("dependency-missing", f"{lacking} is not there")
+        )
+    cleanups = _Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
+    attempts = _Attempts(declared.attempts)
+    limit = min(declared.deadline_ms / 1000, max(0.0, run.ends_at - began))
+    with telemetry.span("coordinator.read", traceparent, evidence_name=declared.name) as inside:
+        request = ReadRequest(
+            tenant=str(run.tenant),
+            input=run.input,
+            evidence={name: have[name].item.value for name in declared.after},
+            record_kind=run.record_key[0] if run.record_key else "",
+            record_id=run.record_key[1] if run.record_key else "",
+            if_revision=then.revision if then else None,
+            timeout_s=limit,
+            traceparent=inside,
+            on_cancel=cleanups.append,
+        )
+        with anyio.move_on_after(limit):
+            try:
+                if isinstance(declared.source, LocalSource):
+                    return await _read_record(engine, run, declared, declared.source, request, began)
+                answer = await attempts.run(partial(_call, engine, declared.source, request))
+                return _reading(engine, declared, answer, began, attempts.count, then)
+            except anyio.get_cancelled_exc_class():
+                await cleanups.run()
+                raise
+        return _no_answer(declared, "timed_out", began, attempts.count)
+
+
+async def _call(engine: Engine, source: Source[Any], request: ReadRequest) -> Answer[Any]:
+    async with engine.providers.of(source.provider):
+        try:
+            return await source.read(request)
+        except Exception as error:  # noqa: BLE001 - the boundary to adapters; recorded as a typed failure
+            return Failed("source-raised", clean_text(f"{type(error).__name__}: {error}"))
+
+
+class _Attempts:
+    """Up to ``limit`` calls, while the answer is a failure that says a repeat may help. The pause between them holds no slot."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    async def run(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any]:
+        answer = await self._once(call)
+        if self.limit == 1 or not _worth_repeating(answer):
+            return answer
+        asked_for = (answer.retry_after_ms or 0) / 1000 if isinstance(answer, Failed) else 0.0
+        await anyio.sleep(asked_for or random.uniform(0, FIRST_PAUSE_S))
+        again = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_result(_worth_repeating),
+            stop=tenacity.stop_after_attempt(self.limit - 1),
+            wait=tenacity.wait_random_exponential(multiplier=2 * FIRST_PAUSE_S, max=5),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else answer,
+        )
+        last: Answer[Any] = await again(self._once, call)
+        return last
+
+    async def _once(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any]:
+        self.count += 1
+        return await call()
+
+
+def _worth_repeating(answer: Answer[Any]) -> bool:
+    return isinstance(answer, Failed) and answer.retryable
+
+
+class _Cleanups(list[Callable[[], Awaitable[None]]]):
+    """What a source registered to be undone if its reading is cancelled. Bounded in time; a failing one is logged and the rest
+    still run."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__()
+        self._name = name
+        self._seconds = seconds
+
+    async def run(self) -> None:
+        with anyio.move_on_after(self._seconds, shield=True) as scope:
+            for cleanup in reversed(self):
+                try:
+                    await cleanup()
+                except Exception:  # the boundary to adapters
+                    log.exception("a clean-up of evidence %s failed", self._name)
+        if scope.cancelled_caught:
+            log.error(
+                "a clean-up of evidence %s took longer than %s s and was cancelled", self._name, self._seconds
+            )
+
+
+def _reading(
+    engine: Engine,
+    declared: Evidence[Any, Any],
+    answer: Answer[Any],
+    began: float,
+    attempts: int,
+    then: Item | None,
+) -> Reading:
+    match answer:
+        case Found():
+            return _found(engine, declared, answer, began, attempts)
+        case Absent(revision):
+            return _no_answer(declared, "absent", began, attempts, revision=revision)
+        case Unchanged() if then is not None:
+            return Reading(then, began)
+        case Unchanged():
+            error = ItemError(
+                "unexpected-unchanged",
+                "the source answered 'unchanged' to a reading that was not conditional",
+            )
+            return _no_answer(declared, "failed", began, attempts, error)
+        case Failed(code, message):
+            return _no_answer(declared, "failed", began, attempts, ItemError(code, clean_text(message)))
+
+
+def _found(
+    engine: Engine, declared: Evidence[Any, Any], found: Found[Any], began: float, attempts: int
+) -> Reading:
+    try:
+        value: JsonValue = msgspec.to_builtins(found.value, str_keys=True)
+        check(value)
+        msgspec.convert(value, declared.source.returns)
+    except (InvalidJson, msgspec.ValidationError, TypeError) as error:
+        return _no_answer(
+            declared, "failed", began, attempts, ItemError("malformed-value", clean_text(str(error)))
+        )
+    if len(msgspec.json.encode(value)) > engine.settings.max_evidence_bytes:
+        limit = engine.settings.max_evidence_bytes
+        return _no_answer(
+            declared, "failed", began, attempts, ItemError("value-too-large", f"more than {limit} bytes")
+        )
+    item = _item(
+        declared,
+        "found",
+        began,
+        attempts,
+        value=value,
+        revision=found.revision and clean_text(found.revision),
+        cost=found.cost,
+        confidence=found.confidence,
+        interval=found.interval,
+    )
+    return Reading(item, began - found.age_ms / 1000)
+
+
+def _no_answer(
+    declared: Evidence[Any, Any],
+    state: State,
+    began: float,
+    attempts: int,
+    error: ItemError | None = None,
+    revision: str | None = None,
+) -> Reading:
+    return Reading(_item(declared, state, began, attempts, error=error, revision=revision), began)
+
+
+def _item(declared: Evidence[Any, Any], state: State, began: float, attempts: int, **known: Any) -> Item:
+    telemetry.READINGS.labels(declared.source.name, state).inc()
+    return Item(
+        name=declared.name,
+        source=declared.source.name,
+        state=state,
+        observed_at=timestamp(datetime.now(UTC)),
+        freshness=declared.freshness.as_json(),
+        elapsed_ms=round((time.monotonic() - began) * 1000),
+        attempts=attempts,
+        **known,
+    )
+
+
+async def _read_record(
+    engine: Engine,
+    run: Run,
+    declared: Evidence[Any, Any],
+    source: LocalSource,
+    request: ReadRequest,
+    began: float,
+) -> Reading:
+    key = (source.record_kind, source.record_id(request))
+    async with engine.boundary.database.transaction(run.tenant) as connection:
+        locked = (await read_records(connection, run.tenant, {key})).get(key, Locked(0, None))
+    return record_reading(engine, declared, key, locked, began)
+
+
+def record_reading(
+    engine: Engine, declared: Evidence[Any, Any], key: tuple[str, str], locked: Locked, began: float
+) -> Reading:
+    """The reading of a record whose version and data are known."""
+    if locked.data is None:
+        reading = _no_answer(declared, "absent", began, 1, revision="0")
+    else:
+        found: Found[Any] = Found(msgspec.json.decode(locked.data), revision=str(locked.version))
+        reading = _found(engine, declared, found, began, 1)
+    return Reading(reading.item, began, (key, locked))

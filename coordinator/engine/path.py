@@ -1,0 +1,226 @@
+"""The path of one admitted decision: gather -> decide -> fence -> commit, round again if something moved, at most `max_rounds`.
+
+    gather    evidence, concurrently                     required evidence missing          -> unresolved
+    decide    the policy over the frozen packet          Decline / Review                   -> declined / in_review
+                                                         it raised                          -> failed
+    fence     decisive evidence again                    moved: that and what hangs on it   -> gather
+    commit    one transaction                            a record moved                     -> reread, decide again
+                                                         the caller named its version       -> conflicted (409 stale-version)
+
+Time is bounded by the decision's limit (-> expired), rounds by the type's (-> conflicted, or in_review if the policy kept asking
+for more). Whatever happens, `walk` ends with the decision at rest, or held by another process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+
+import anyio
+
+from coordinator.core.fence import moved, with_dependants
+from coordinator.core.outcome import NeedMore
+from coordinator.core.packet import Packet
+from coordinator.engine.commit import Rest, commit, rest_without_commit
+from coordinator.engine.decide import Decided, PolicyFailed, decide
+from coordinator.engine.fence import Fenced, fence, read_set, still_fresh
+from coordinator.engine.gather import Readings, freeze, gather, missing, record_reading
+from coordinator.engine.run import Engine, Run
+from coordinator.engine.slots import Turn
+from coordinator.errors import StaleVersion
+from coordinator.failpoints import failpoint
+from coordinator.store.commit import Committed, Moved, NotAllowed, OutOfDate, Result, Superseded
+from coordinator.store.records import Locked
+
+
+async def walk(engine: Engine, run: Run) -> Committed | Superseded:
+    """Bring the decision to rest."""
+    with run.scope, anyio.move_on_after(run.ends_at - time.monotonic()):
+        return await _rounds(engine, run)
+    if run.scope.cancel_called:
+        rest = rest_without_commit(
+            "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
+        )
+    else:
+        rest = rest_without_commit(
+            "expired", "time-limit", "the time limit ran out before the decision could be committed"
+        )
+    with anyio.CancelScope(shield=True):
+        result = await _rest(engine, run, rest)
+    return result
+
+
+async def _rounds(engine: Engine, run: Run) -> Committed | Superseded:
+    if run.expects_another(run.record.version):
+        return await _rest(engine, run, _stale(run, run.record.version))
+    readings: Readings = {}
+    wanted: Iterable[str] = [name for name, declared in run.type.evidence.items() if not declared.on_demand]
+    while True:
+        readings |= await gather(engine, run, wanted, readings)
+        packet = freeze(run, readings)
+        failpoint("gather.after")
+        concluded = conclude(engine, run, packet, readings)
+        failpoint("decide.after")
+        if isinstance(concluded, NeedMore):
+            wanted = concluded.evidence
+            continue
+        result = await _apply(engine, run, packet, readings, concluded)
+        if isinstance(result, Committed | Superseded):
+            return result
+        wanted = result
+
+
+async def _apply(
+    engine: Engine, run: Run, packet: Packet, readings: Readings, concluded: Decided | Rest
+) -> Committed | Superseded | Iterable[str]:
+    """Fence and commit what was concluded; or bring ``readings`` up to date and say what to gather again."""
+    if isinstance(concluded, Rest):
+        return await _rest(engine, run, concluded)
+    fenced = await fence(engine, run, readings)
+    failpoint("fence.after")
+    if not fenced.held:
+        if run.out_of_rounds:
+            return await _rest(engine, run, _evidence_moved(packet, fenced))
+        readings |= fenced.readings
+        return fenced.stale
+    result = await _commit_in_turn(engine, run, packet, readings, concluded, fenced)
+    match result:
+        case Committed() | Superseded():
+            return result
+        case Rest():
+            return await _rest(engine, run, result)
+        case NotAllowed(reason):
+            return await _rest(
+                engine, run, rest_without_commit("failed", "transition-refused", reason, packet)
+            )
+        case NeedMore(evidence):
+            return evidence
+        case OutOfDate():
+            return () if not run.out_of_rounds else await _rest(engine, run, _evidence_moved(packet, fenced))
+        case Moved():
+            return await _after_move(engine, run, packet, readings, result)
+    raise AssertionError(f"an unknown result of the commit: {result}")
+
+
+def conclude(engine: Engine, run: Run, packet: Packet, readings: Readings) -> Decided | Rest | NeedMore:
+    """What follows from the packet: something to commit, a rest, or the names of further evidence."""
+    if lacking := missing(run, packet):
+        states = ", ".join(f"{name} ({packet.item(name).state})" for name in lacking)
+        return rest_without_commit(
+            "unresolved", "evidence-missing", f"required evidence is missing: {states}", packet
+        )
+    try:
+        decided = decide(engine, run, packet, readings)
+    except PolicyFailed as error:
+        return rest_without_commit("failed", error.code, error.message, packet)
+    if isinstance(decided, Decided):
+        return decided if decided.status == "committed" else Rest(decided=decided, packet=packet)
+    if unknown := [name for name in decided.evidence if name not in run.type.evidence]:
+        return rest_without_commit(
+            "failed", "unknown-evidence", f"the policy asked for {', '.join(unknown)}", packet
+        )
+    if run.out_of_rounds or all(name in readings for name in decided.evidence):
+        asked = ", ".join(decided.evidence)
+        return rest_without_commit(
+            "in_review", "round-limit", f"the policy keeps asking for more evidence: {asked}", packet
+        )
+    return decided
+
+
+async def _commit_in_turn(
+    engine: Engine, run: Run, packet: Packet, readings: Readings, decided: Decided, fenced: Fenced
+) -> Result | Rest | NeedMore:
+    """Commit when it is this decision's turn on its record. If the record moved meanwhile and nothing else did, the policy
+    reconsiders on the spot: the packet is the same, and so are its confirmations."""
+    key = run.record_key
+    async with engine.turns.turn((run.tenant, key)) if key else nullcontext(Turn()) as turn:
+        while True:
+            if turn.latest and turn.latest.version > run.record.version and run.may_reconsider:
+                run.record = turn.latest
+                again = conclude(engine, run, packet, readings)
+                if not isinstance(again, Decided):
+                    return again
+                decided = again
+            result = await commit(engine, run, _as_rest(engine, run, packet, readings, decided, fenced))
+            if isinstance(result, Committed):
+                turn.latest = _made(decided, key)
+            if not (
+                isinstance(result, Moved)
+                and key
+                and moved(result.checks) == {"record"}
+                and run.may_reconsider
+            ):
+                return result
+            turn.latest = result.locked[key]
+
+
+def _as_rest(
+    engine: Engine, run: Run, packet: Packet, readings: Readings, decided: Decided, fenced: Fenced
+) -> Rest:
+    frozen = dict(readings)
+    return Rest(
+        decided=decided,
+        packet=packet,
+        checks=fenced.checks,
+        confirmed=fenced.confirmed,
+        reads=read_set(run, frozen),
+        fresh=lambda: still_fresh(engine.settings, run, frozen, fenced, time.monotonic()),
+    )
+
+
+def _made(decided: Decided, key: tuple[str, str] | None) -> Locked | None:
+    return next(
+        (Locked(new.base + 1, new.data) for new in decided.changes if (new.kind, new.id) == key), None
+    )
+
+
+async def _after_move(
+    engine: Engine, run: Run, packet: Packet, readings: Readings, result: Moved
+) -> Committed | Superseded | Iterable[str]:
+    """Records moved between reading and commit: refuse where the caller named its version, else take them as they are now."""
+    present = result.locked.get(run.record_key) if run.record_key else None
+    if present and (
+        run.expects_another(present.version) or (run.out_of_rounds and present.version != run.record.version)
+    ):
+        return await _rest(engine, run, _stale(run, present.version, packet, checks=result.checks))
+    if run.out_of_rounds:
+        rest = rest_without_commit(
+            "conflicted", "evidence-moved", "records moved in every round", packet, checks=result.checks
+        )
+        return await _rest(engine, run, rest)
+    run.record = present or run.record
+    names = moved(result.checks) & readings.keys()
+    for name in names:
+        declared, local = run.type.evidence[name], readings[name].local
+        if local is not None:
+            readings[name] = record_reading(
+                engine, declared, local[0], result.locked[local[0]], time.monotonic()
+            )
+    return with_dependants(names, run.type.evidence) - names
+
+
+def _stale(run: Run, version: int, packet: Packet | None = None, **more: object) -> Rest:
+    kind, id = run.record_key or ("", "")
+    seen = run.request.record.expected_version if run.request.record else None
+    base = run.record.version if seen is None else seen
+    reason = (
+        f"record {kind}/{id} is at version {version}, not {base}; nothing was changed and nothing was sent"
+    )
+    refusal = StaleVersion(reason, current_version=version, decision=str(run.id))
+    return rest_without_commit("conflicted", "stale-version", reason, packet, refusal=refusal, **more)
+
+
+def _evidence_moved(packet: Packet, fenced: Fenced) -> Rest:
+    names = ", ".join(sorted(moved(fenced.checks))) or "the confirmation"
+    reason = f"{names} kept moving between reading and commit; nothing was changed and nothing was sent"
+    return rest_without_commit(
+        "conflicted", "evidence-moved", reason, packet, checks=fenced.checks, confirmed=fenced.confirmed
+    )
+
+
+async def _rest(engine: Engine, run: Run, rest: Rest) -> Committed | Superseded:
+    result = await commit(engine, run, rest)
+    if not isinstance(result, Committed | Superseded):
+        raise AssertionError(f"a rest that changes nothing was refused: {result}")
+    return result

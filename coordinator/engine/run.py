@@ -1,0 +1,123 @@
+"""One decision under way: what is known about it, and what the stages share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import anyio
+import msgspec
+
+from coordinator import telemetry
+from coordinator.config import Settings
+from coordinator.core.canonical import JsonValue
+from coordinator.core.decision import DecisionType
+from coordinator.core.evidence import Item
+from coordinator.core.request import DecisionRequest
+from coordinator.core.view import Stage, timestamp
+from coordinator.engine.slots import ProviderSlots, Turns
+from coordinator.errors import RequestRefused
+from coordinator.store.boundary import Boundary
+from coordinator.store.records import Key, Locked
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An item of evidence; ``began`` is when its reading began, on this process's monotonic clock: the value held at some moment
+    after that, so ages counted from it are never too small. ``local`` is what a record evidence was read as."""
+
+    item: Item
+    began: float
+    local: tuple[Key, Locked] | None = None
+
+    def age_ms(self) -> int:
+        return int((time.monotonic() - self.began) * 1000)
+
+
+@dataclass(slots=True)
+class Run:
+    """The state of one decision in this process. Only the task that walks its path writes it."""
+
+    tenant: UUID
+    id: UUID
+    token: int
+    type: DecisionType[Any, Any]
+    request: DecisionRequest
+    body: JsonValue
+    input: object
+    traceparent: str
+    created_at: datetime
+    ends_at: float
+    record: Locked
+    rounds: int = 0
+    rendered_at: float = 0.0
+    """When the commit was rendered: the leases of its operations began after that."""
+    stages: list[Stage] = field(default_factory=list)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    @property
+    def record_key(self) -> Key | None:
+        return (self.request.record.kind, self.request.record.id) if self.request.record else None
+
+    @property
+    def record_data(self) -> JsonValue:
+        return None if self.record.data is None else msgspec.json.decode(self.record.data)
+
+    @property
+    def out_of_rounds(self) -> bool:
+        return self.rounds >= self.type.max_rounds
+
+    @property
+    def may_reconsider(self) -> bool:
+        """Whether the policy may run again on a newer version of the record."""
+        expected = self.request.record.expected_version if self.request.record else None
+        return expected is None and not self.out_of_rounds
+
+    def expects_another(self, version: int) -> bool:
+        """Whether the caller named a version of its record that is not this one."""
+        expected = self.request.record.expected_version if self.request.record else None
+        return expected is not None and expected != version
+
+    def stage_now(self, name: str, ms: int) -> Stage:
+        """A stage that ends now."""
+        return Stage(at=timestamp(datetime.now(UTC) - timedelta(milliseconds=ms)), stage=name, ms=ms)
+
+    @contextmanager
+    def stage(self, name: str, **attributes: str | int | bool) -> Iterator[str]:
+        """Measure one stage into the timeline, the metrics and a span; yields the traceparent for calls made inside."""
+        began, at = time.monotonic(), datetime.now(UTC)
+        try:
+            with telemetry.span(
+                f"coordinator.{name}", self.traceparent, decision_id=str(self.id), **attributes
+            ) as inside:
+                yield inside
+        finally:
+            seconds = time.monotonic() - began
+            self.stages.append(Stage(at=timestamp(at), stage=name, ms=round(seconds * 1000)))
+            telemetry.STAGE_SECONDS.labels(name).observe(seconds)
+
+
+Refusal = Callable[[RequestRefused], tuple[int, bytes]]
+"""Renders a refusal that is stored as a decision's answer: its status and its bytes. The api's business, given from above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What every stage needs: the durable boundary, the limits, and what is shared between decisions in this process."""
+
+    boundary: Boundary
+    settings: Settings
+    providers: ProviderSlots
+    turns: Turns
+    owner: UUID
+    new_id: Callable[[], UUID]
+    render_refusal: Refusal
+    wake_in: Callable[[float], None]
+    """Look for due work again after so many seconds."""
+    still_holds: Callable[[UUID], bool]
+    """Whether this process's lease of an operation is certainly still good."""

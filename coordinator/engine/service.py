@@ -1,0 +1,287 @@
+"""The service as its callers see it: ask for a decision and wait, look at one, cancel one, put a record.
+
+What runs here is owned by `holdings`; a request only waits for it. A caller that sends a known key again gets the stored answer,
+or waits with whoever came first, wherever that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import anyio
+import msgspec
+
+from coordinator import telemetry
+from coordinator.config import Settings
+from coordinator.core.canonical import JsonValue, canonical
+from coordinator.core.decision import RESTING, Coordinator
+from coordinator.core.request import DecisionRequest
+from coordinator.engine.admit import admit, check_request, resume
+from coordinator.engine.commit import commit, rest_without_commit
+from coordinator.engine.holdings import Answer, Holdings
+from coordinator.engine.run import Refusal, Run
+from coordinator.engine.show import pending, shown, unfinished
+from coordinator.engine.slots import Ticket
+from coordinator.errors import (
+    CommitUnknown,
+    DecisionInFlight,
+    Draining,
+    NotFound,
+    Overloaded,
+    PreconditionFailed,
+    TransitionRefused,
+)
+from coordinator.store import lease, reading
+from coordinator.store.admit import Known
+from coordinator.store.commit import Committed
+from coordinator.store.database import Connection, Database, open_database
+from coordinator.store.keys import Key
+from coordinator.store.reading import DecisionRow
+from coordinator.store.records import history, lock_records, put_if_version
+
+log = logging.getLogger(__name__)
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.25
+
+
+class Rested(msgspec.Struct, frozen=True):
+    """The decision rests. ``body`` is a problem document if ``status`` >= 400."""
+
+    id: UUID
+    status: int
+    body: bytes
+    replayed: bool
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """It was accepted and does not rest yet."""
+
+    id: UUID
+    body: bytes
+
+
+class Service:
+    """Use `run_service`."""
+
+    def __init__(self, coordinator: Coordinator, database: Database, holdings: Holdings) -> None:
+        self.coordinator = coordinator
+        self.database = database
+        self.settings = database.settings
+        self._holdings = holdings
+
+    @property
+    def draining(self) -> bool:
+        return self._holdings.draining
+
+    def stop_taking(self) -> None:
+        """From now on new requests are refused with `Draining`; what runs goes on."""
+        self._holdings.draining = True
+
+    # Deciding ---------------------------------------------------------------------------------------------------------------
+
+    async def decide(
+        self,
+        caller: Key,
+        idempotency_key: str,
+        request: DecisionRequest,
+        body: JsonValue,
+        *,
+        wait_s: float,
+        traceparent: str | None,
+    ) -> Rested | Pending:
+        """Admit a request and wait up to ``wait_s`` for its decision to rest. Raises the leaves of `RequestRefused`."""
+        if self._holdings.draining:
+            raise Draining("this process is stopping; another one will answer", retry_after_ms=1000)
+        declared, input = check_request(self.coordinator, request)
+        until = time.monotonic() + wait_s
+        trace = telemetry.continued_or_new(traceparent)
+        ticket = self._holdings.slots.take(request.class_)
+        try:
+            admitted = await admit(
+                self._holdings.engine, caller, idempotency_key, declared, input, request, body, trace, ticket
+            )
+        except BaseException:
+            self._holdings.slots.give_back(ticket)
+            raise
+        if isinstance(admitted, Known):
+            self._holdings.slots.give_back(ticket)
+            return await self._join(caller.tenant, admitted, until)
+        answer = self._holdings.take_on(admitted, ticket, time.monotonic() + self.settings.lease_ms / 1000)
+        return await self._wait(admitted, ticket, answer, until)
+
+    async def _wait(self, run: Run, ticket: Ticket, answer: Answer, until: float) -> Rested | Pending:
+        await asyncio.wait([answer], timeout=max(0.0, until - time.monotonic()))
+        if not answer.done():
+            row = await self._row(run.tenant, run.id)
+            estimate = (
+                0
+                if ticket.runs()
+                else self._holdings.slots.estimate_ms(
+                    ticket.class_, position := self._holdings.slots.position(ticket)
+                )
+            )
+            view = unfinished(self.coordinator, row)
+            return Pending(
+                run.id,
+                pending(view, estimated_start_ms=estimate, queue_position=0 if ticket.runs() else position),
+            )
+        result = answer.result()
+        if isinstance(result, Committed):
+            return Rested(run.id, result.finished.answer_status, result.finished.answer, replayed=False)
+        return await self._join(run.tenant, Known(run.id, b"", None, None), until, replayed=False)
+
+    async def _join(
+        self, tenant: UUID, known: Known, until: float, *, replayed: bool = True
+    ) -> Rested | Pending:
+        """The stored answer of a key that is in use, once there is one: from this process, or by looking into the database."""
+        pause = FIRST_LOOK_S
+        answer, status = known.answer, known.answer_status
+        while answer is None or status is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise DecisionInFlight(
+                    "the decision of this key is still under way", decision=str(known.id), retry_after_ms=1000
+                )
+            if known.id in self._holdings.answers:
+                await asyncio.wait([self._holdings.answers[known.id]], timeout=left)
+            else:
+                await anyio.sleep(min(pause, left))
+                pause = min(2 * pause, LONGEST_LOOK_S)
+            row = await self._row(tenant, known.id)
+            answer, status = row.answer, row.answer_status
+        return Rested(known.id, 200 if replayed and status < 400 else status, answer, replayed)
+
+    # Showing, cancelling, records -------------------------------------------------------------------------------------------
+
+    async def _row(self, tenant: UUID, id: UUID) -> DecisionRow:
+        async with self.database.transaction(tenant) as connection:
+            row = await reading.decision(connection, tenant, id)
+        if row is None:
+            raise NotFound("there is no such decision")
+        return row
+
+    async def show(self, tenant: UUID, id: UUID) -> bytes | None:
+        """The decision with its operations' present states, as JSON; None if this tenant has none of that id."""
+        async with self.database.transaction(tenant) as connection:
+            row = await reading.decision(connection, tenant, id)
+            operations = await reading.operations_of(connection, tenant, [id])
+        return None if row is None else shown(self.coordinator, row, operations)
+
+    async def list(
+        self,
+        tenant: UUID,
+        *,
+        status: str | None = None,
+        type: str | None = None,
+        record: tuple[str, str] | None = None,
+        class_: str | None = None,
+        before: UUID | None = None,
+        limit: int,
+    ) -> tuple[list[bytes], UUID | None]:
+        """A page of decisions, newest first, and where the next one begins."""
+        async with self.database.transaction(tenant) as connection:
+            rows = await reading.decisions(
+                connection,
+                tenant,
+                status=status,
+                type=type,
+                record=record,
+                class_=class_,
+                before=before,
+                limit=limit + 1,
+            )
+            page = rows[:limit]
+            operations = await reading.operations_of(connection, tenant, [row.id for row in page])
+        bodies = [
+            shown(self.coordinator, row, [op for op in operations if op.decision_id == row.id])
+            for row in page
+        ]
+        return bodies, page[-1].id if len(rows) > limit else None
+
+    async def cancel(self, caller: Key, id: UUID) -> bytes:
+        """Stop a decision that does not rest yet, here or in another process; the answer says whether it was stopped, and what
+        had happened outside by then. Raises `NotFound`."""
+        row = await self._row(caller.tenant, id)
+        stopped = False
+        while row.status not in RESTING:
+            if id in self._holdings.runs:
+                self._holdings.runs[id].scope.cancel()
+                await asyncio.wait([self._holdings.answers[id]])
+            else:
+                stopped = await self._cancel_elsewhere(caller.tenant, row)
+            row = await self._row(caller.tenant, id)
+        stopped = row.status == "cancelled"
+        async with self.database.transaction(caller.tenant) as connection:
+            operations = await reading.operations_of(connection, caller.tenant, [id])
+        happened = [{"id": str(op.id), "effect": op.effect, "state": op.state} for op in operations]
+        return canonical({"id": str(id), "status": row.status, "stopped": stopped, "operations": happened})
+
+    async def _cancel_elsewhere(self, tenant: UUID, row: DecisionRow) -> bool:
+        """Bring it to rest under the token its holder has: whoever commits first wins, the other one changes nothing."""
+        request = msgspec.json.decode(row.request, type=DecisionRequest)
+        claimed = lease.ClaimedDecision(
+            id=row.id,
+            token=row.fencing_token,
+            type=row.type,
+            class_=row.class_,
+            request=row.request,
+            traceparent=row.traceparent,
+            requested_by=row.id,
+            created_at=row.created_at,
+            remaining_ms=0,
+        )
+        run = await resume(self._holdings.engine, self.coordinator, tenant, claimed)
+        rest = rest_without_commit(
+            "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
+        )
+        log.info("cancelling decision %s of type %s in another process", row.id, request.type)
+        return isinstance(await commit(self._holdings.engine, run, rest), Committed)
+
+    async def put_record(self, caller: Key, kind: str, id: str, expected: int, data: JsonValue) -> int:
+        """Replace a record that is at version ``expected`` (0: does not exist yet); the new version. Raises
+        `PreconditionFailed` with ``current_version``, or `TransitionRefused`."""
+        key, stored = (kind, id), canonical(data)
+
+        async def put(connection: Connection) -> int:
+            locked = (await lock_records(connection, caller.tenant, {key}))[key]
+            if locked.version != expected:
+                detail = f"record {kind}/{id} is at version {locked.version}, not {expected}"
+                raise PreconditionFailed(detail, current_version=locked.version)
+            declared = self.coordinator.record_kinds.get(kind)
+            old = None if locked.data is None else msgspec.json.decode(locked.data)
+            if declared and (reason := declared.refusal(old, data)):
+                raise TransitionRefused(reason)
+            return await put_if_version(
+                connection, caller.tenant, key, expected=expected, data=stored, key_id=caller.id
+            )
+
+        try:
+            return await self.database.run(caller.tenant, put)
+        except CommitUnknown as unknown:
+            async with self.database.transaction(caller.tenant) as connection:
+                made = await history(connection, caller.tenant, key, below=expected + 2, limit=1)
+            if made and (made[0].version, made[0].data, made[0].key_id) == (expected + 1, stored, caller.id):
+                return expected + 1
+            raise Overloaded(
+                "the database went away during the commit; read the record again", retry_after_ms=1000
+            ) from unknown
+
+
+@asynccontextmanager
+async def run_service(
+    coordinator: Coordinator, url: str, settings: Settings, *, render_refusal: Refusal
+) -> AsyncIterator[Service]:
+    """The service, for as long as the block lasts; then it drains."""
+    async with open_database(url, settings) as database, anyio.create_task_group() as tasks:
+        holdings = Holdings(coordinator, database, tasks, render_refusal)
+        holdings.start_loops()
+        try:
+            yield Service(coordinator, database, holdings)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await holdings.drain()
+            tasks.cancel_scope.cancel()

@@ -1,0 +1,135 @@
+"""Slots: how many decisions run at once, shared between classes, and how many calls go to one provider at once.
+
+Both are claimed and released in pairs by context managers, so that every way out of a block, cancellation included, gives the
+slot back. The number of waiters is bounded per class: beyond it a request is refused at once, with an estimate of when to come
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from coordinator import telemetry
+from coordinator.core.fairness import ClassLimits, ClassShares
+from coordinator.errors import MalformedRequest, QueueFull
+from coordinator.store.records import Locked
+
+
+class Ticket:
+    """A place in a class: running, or waiting for ``turn``."""
+
+    def __init__(self, class_: str) -> None:
+        self.class_ = class_
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def runs(self) -> bool:
+        return self.turn.done() and not self.turn.cancelled()
+
+
+class ClassSlots:
+    """The slots of one process. `take` never waits: it starts the ticket or queues it, or refuses."""
+
+    def __init__(self, classes: Mapping[str, ClassLimits], slots: int) -> None:
+        self.shares = ClassShares(classes, slots)
+        self.waiting: dict[str, deque[Ticket]] = {name: deque() for name in classes}
+        self._started = dict.fromkeys(classes, 0)
+        self._since = time.monotonic()
+
+    def take(self, class_: str, *, bounded: bool = True) -> Ticket:
+        """Raises `QueueFull` if the class's queue is at its depth (unless ``bounded`` is false: work already promised)."""
+        limits = self.shares.classes.get(class_)
+        if limits is None:
+            known = ", ".join(self.shares.classes)
+            raise MalformedRequest(f"there is no class {class_!r}", [("/class", f"must be one of {known}")])
+        ticket = Ticket(class_)
+        if not self.waiting[class_] and self.shares.may_start(class_):
+            self._start(ticket)
+        elif bounded and len(self.waiting[class_]) >= limits.queue_depth:
+            raise QueueFull(
+                f"class {class_!r} has {limits.queue_depth} waiting", retry_after_ms=self.estimate_ms(class_)
+            )
+        else:
+            self.waiting[class_].append(ticket)
+            self._measure(class_)
+        return ticket
+
+    def give_back(self, ticket: Ticket) -> None:
+        if ticket.runs():
+            self.shares.finish(ticket.class_)
+        else:
+            self.waiting[ticket.class_].remove(ticket)
+        self._measure(ticket.class_)
+        self._start_waiting()
+
+    def position(self, ticket: Ticket) -> int:
+        """How many of its class are before it; 0 when it runs."""
+        return 0 if ticket.runs() else self.waiting[ticket.class_].index(ticket) + 1
+
+    def estimate_ms(self, class_: str, position: int | None = None) -> int:
+        """When the last of the queue (or ``position``) will start, at the rate of starts seen so far; at least 100 ms."""
+        ahead = len(self.waiting[class_]) if position is None else position
+        rate = self._started[class_] / max(time.monotonic() - self._since, 0.001)
+        return min(60_000, max(100, int(1000 * ahead / max(rate, 0.1))))
+
+    def _start_waiting(self) -> None:
+        while (
+            class_ := self.shares.next({name: len(queue) for name, queue in self.waiting.items()})
+        ) is not None:
+            self._start(self.waiting[class_].popleft())
+
+    def _start(self, ticket: Ticket) -> None:
+        self.shares.start(ticket.class_)
+        self._started[ticket.class_] += 1
+        ticket.turn.set_result(None)
+        self._measure(ticket.class_)
+
+    def _measure(self, class_: str) -> None:
+        telemetry.RUNNING.labels(class_).set(self.shares.running[class_])
+        telemetry.QUEUED.labels(class_).set(len(self.waiting[class_]))
+
+
+class ProviderSlots:
+    """Calls to one provider at once, from this process."""
+
+    def __init__(self, per_provider: int) -> None:
+        self._per_provider = per_provider
+        self._slots: dict[str, asyncio.Semaphore] = {}
+
+    def of(self, provider: str) -> asyncio.Semaphore:
+        slots = self._slots.get(provider)
+        if slots is None:
+            slots = self._slots[provider] = asyncio.Semaphore(self._per_provider)
+        return slots
+
+
+class Turn:
+    """``latest`` is what the last commit of this record in this process made, as long as anybody waited for it."""
+
+    def __init__(self) -> None:
+        self.latest: Locked | None = None
+        self.lock = asyncio.Lock()
+        self.holders = 0
+
+
+class Turns:
+    """One turn at a time per record within this process, first come first served. Writers of one hot record would otherwise all
+    conflict with each other in the database; here the next one learns what its predecessor committed, and reconsiders first."""
+
+    def __init__(self) -> None:
+        self._turns: dict[object, Turn] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: object) -> AsyncIterator[Turn]:
+        turn = self._turns.setdefault(key, Turn())
+        turn.holders += 1
+        try:
+            async with turn.lock:
+                yield turn
+        finally:
+            turn.holders -= 1
+            if not turn.holders:
+                del self._turns[key]

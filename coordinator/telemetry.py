@@ -1,0 +1,98 @@
+"""Every span, metric and event name, and the few functions that emit them.
+
+    span                   around                                            attributes
+    coordinator.admit      making the decision durable                       decision.id, decision.type
+    coordinator.gather     reading evidence, one round                       evidence.count
+    coordinator.read       one source                                        evidence.name, evidence.state
+    coordinator.decide     the policy                                        outcome.kind
+    coordinator.fence      re-reading decisive evidence                      fence.held
+    coordinator.commit     the transaction that brings it to rest            decision.status
+    coordinator.dispatch   one attempt at one operation                      operation.id, operation.step
+
+    metric                                        type       labels
+    coordinator_decisions_total                   counter    type, status
+    coordinator_decision_seconds                  histogram  type
+    coordinator_stage_seconds                     histogram  stage
+    coordinator_readings_total                    counter    source, state
+    coordinator_operations_total                  counter    effect, state
+    coordinator_transactions_total                counter    kind
+    coordinator_running                           gauge      class
+    coordinator_queued                            gauge      class
+    coordinator_taken_over_total                  counter    what
+
+No label carries anything of a tenant: names of types, sources and effects are the deployer's own, fixed when the module loads.
+
+One trace per decision: a caller's W3C ``traceparent`` is continued, otherwise a trace begins here; sources and sinks get the
+context of the span around their call. Without an exporter (OTEL_EXPORTER_OTLP_ENDPOINT unset) spans cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from prometheus_client import Counter, Gauge, Histogram
+
+SPANS = tuple(f"coordinator.{stage}" for stage in ("admit", "gather", "read", "decide", "fence", "commit", "dispatch"))
+
+DECISIONS = Counter("coordinator_decisions_total", "Decisions that came to rest", ["type", "status"])
+DECISION_SECONDS = Histogram("coordinator_decision_seconds", "From admission to rest", ["type"])
+STAGE_SECONDS = Histogram("coordinator_stage_seconds", "Time in one stage of the path", ["stage"])
+READINGS = Counter("coordinator_readings_total", "Readings of sources", ["source", "state"])
+OPERATIONS = Counter("coordinator_operations_total", "State changes of operations", ["effect", "state"])
+TRANSACTIONS = Counter("coordinator_transactions_total", "Transactions of the path", ["kind"])
+RUNNING = Gauge("coordinator_running", "Decisions that hold a slot", ["class"])
+QUEUED = Gauge("coordinator_queued", "Decisions that wait for a slot in this process", ["class"])
+TAKEN_OVER = Counter("coordinator_taken_over_total", "Work taken over from a silent process", ["what"])
+
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})\Z")
+_tracer = trace.get_tracer("coordinator")
+
+
+def export_spans_if_configured() -> None:
+    """Send spans by OTLP where OTEL_EXPORTER_OTLP_ENDPOINT says so. Needs the extra ``otlp``."""
+    if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        return
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "decision-coordinator"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+
+
+def continued_or_new(traceparent: str | None) -> str:
+    """The caller's W3C traceparent if it is valid, else that of a new trace, which is sampled."""
+    if traceparent is not None and _TRACEPARENT.match(traceparent):
+        return traceparent
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+
+
+def trace_id(traceparent: str) -> str:
+    return traceparent[3:35]
+
+
+@contextmanager
+def span(name: str, traceparent: str, **attributes: str | int | bool) -> Iterator[str]:
+    """A span under ``traceparent``; yields the traceparent to pass on to whatever is called inside."""
+    parent = trace.NonRecordingSpan(
+        trace.SpanContext(
+            int(traceparent[3:35], 16),
+            int(traceparent[36:52], 16),
+            is_remote=True,
+            trace_flags=trace.TraceFlags(int(traceparent[53:55], 16)),
+        )
+    )
+    with _tracer.start_as_current_span(name, trace.set_span_in_context(parent)) as current:
+        if not current.is_recording():
+            yield traceparent
+            return
+        current.set_attributes({key.replace("_", ".", 1): value for key, value in attributes.items()})
+        inside = current.get_span_context()
+        yield f"00-{inside.trace_id:032x}-{inside.span_id:016x}-{int(inside.trace_flags):02x}"
