@@ -6,9 +6,9 @@ one transaction: after a crash it is either whole or still fresh. In an older on
 transaction: a crash leaves the files before it applied, and the next call goes on from there.
 
 Concurrent calls take turns: a call works only while a second connection of it holds an advisory lock. That connection keeps the
-lock by keeping its transaction open, so that it also holds behind a pooler in transaction mode. It polls for the lock, because
-CREATE INDEX CONCURRENTLY would wait for a statement that waits for the lock. Should the lock's connection be lost midway, the
-primary key of `schema_migrations` still lets only one of two calls commit a file.
+lock by keeping its transaction open, so that it also holds behind a pooler in transaction mode. Calls poll for the lock:
+CREATE INDEX CONCURRENTLY would wait for a statement that waits for it. Should the lock's connection be lost midway, the primary
+key of `schema_migrations` still lets only one of two calls commit a file.
 
 Nothing here needs a superuser. Rows with versions that this program does not know were written by a newer one and are left alone.
 """
@@ -233,24 +233,34 @@ def _blaming(migration: Migration) -> Iterator[None]:
         if position := getattr(error, "position", None):
             place += f", line {1 + migration.sql[: int(position) - 1].count(chr(10))}"
         raise MigrationError(f"{place}: {error}") from error
+    except (asyncpg.InterfaceError, OSError) as error:
+        raise MigrationError(
+            f"{migration.name}: the connection was lost ({error}); run the migration again"
+        ) from error
 
 
 TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('coordinator schema_migrations'))"
+LET_GO_OF_SNAPSHOT = "SET LOCAL idle_in_transaction_session_timeout = 0"
+"""CREATE INDEX CONCURRENTLY waits for every transaction that holds a snapshot, to its end. The portal of TRY_LOCK holds one
+until the next statement replaces it, so this comes after; and who does not get the lock ends its transaction at once."""
 
 
 @asynccontextmanager
 async def _lock(url: str, timeout_s: float) -> AsyncIterator[None]:
     """The turn of one call. Locks are per database."""
-    async with _connect(url) as connection, connection.transaction():
-        await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+    async with _connect(url) as connection:
         deadline = time.monotonic() + timeout_s
-        while not await connection.fetchval(TRY_LOCK):
+        while True:
+            async with connection.transaction():
+                if await connection.fetchval(TRY_LOCK):
+                    await connection.execute(LET_GO_OF_SNAPSHOT)
+                    yield
+                    return
             if time.monotonic() > deadline:
                 raise MigrationError(
                     f"another migration has been running for {timeout_s:.0f} s; try again when it is done"
                 )
             await anyio.sleep(LOCK_POLL_S)
-        yield
 
 
 @asynccontextmanager
