@@ -29,6 +29,7 @@ _sorted_json = msgspec.json.Encoder(order="sorted")
 # RFC 8785 differs from msgspec's sorted output in two things only: how floats are written, and how keys beyond ASCII are
 # ordered. Both are rare here, and both are visible in the bytes; a false alarm costs time, not correctness.
 _needs_rfc8785 = re.compile(rb'(?:":|[\[,]|\A)-?\d+[.eE]|[^\x00-\x7f]')
+_suspect = re.compile(rb"\\u0000|null|\d{16}")
 
 
 class InvalidJson(ValueError):
@@ -83,6 +84,16 @@ def digest(data: bytes) -> str:
 
 def check(value: JsonValue) -> None:
     """Raise `InvalidJson` for what `parse` would not let in: a NUL, a lone surrogate, a number out of range, deep nesting."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError, RecursionError):
+        encoded = b"null"
+    # Almost every value passes here. NaN and infinities are encoded as null.
+    if _suspect.search(encoded) or encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH:
+        _check_each(value)
+
+
+def _check_each(value: JsonValue) -> None:
     for pointer, depth, item in _walk(value, "", 1):
         if isinstance(item, str):
             _text(item, pointer)

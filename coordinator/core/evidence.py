@@ -16,7 +16,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import UnionType
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, overload, runtime_checkable
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+    runtime_checkable,
+)
 
 import msgspec
 
@@ -26,6 +38,7 @@ from coordinator.core.where import declared_at
 from coordinator.errors import DeclarationError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P")
 
 State = Literal["found", "absent", "failed", "timed_out", "cancelled", "skipped"]
@@ -93,13 +106,13 @@ class Source(Protocol[T]):
 
 
 @runtime_checkable
-class LocalSource(Protocol):
+class LocalSource(Protocol[T_co]):
     """A source that reads a record of this tenant's own database; the fence checks it under lock, inside the transaction."""
 
     @property
     def name(self) -> str: ...
     @property
-    def returns(self) -> type[Any]: ...
+    def returns(self) -> type[T_co]: ...
     @property
     def record_kind(self) -> str: ...
     def record_id(self, request: ReadRequest) -> str: ...
@@ -158,7 +171,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self: Evidence[T, Required],
         name: str,
-        source: Source[T] | LocalSource,
+        source: Source[T] | LocalSource[T],
         *,
         deadline_ms: int | None = ...,
         freshness: Freshness = ...,
@@ -172,7 +185,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self: Evidence[T, Optional],
         name: str,
-        source: Source[T] | LocalSource,
+        source: Source[T] | LocalSource[T],
         *,
         deadline_ms: int | None = ...,
         freshness: Freshness = ...,
@@ -186,7 +199,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self,
         name: str,
-        source: Source[T] | LocalSource,
+        source: Source[T] | LocalSource[T],
         *,
         deadline_ms: int | None = None,
         freshness: Freshness = SNAPSHOT,
@@ -212,6 +225,8 @@ class Evidence(Generic[T, P]):
         _check_decisive_fields(name, source.returns, freshness, self.where)
         self.name = name
         self.source = source
+        self.local = source if isinstance(source, LocalSource) else None
+        self.remote = cast("Source[T]", source)
         self.deadline_ms = deadline_ms
         self.freshness = freshness
         self.required = required

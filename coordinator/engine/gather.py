@@ -119,9 +119,9 @@ async def read(
         )
         with anyio.move_on_after(limit):
             try:
-                if isinstance(declared.source, LocalSource):
-                    return await _read_record(engine, run, declared, declared.source, request, began)
-                answer = await attempts.run(partial(_call, engine, declared.source, request))
+                if declared.local is not None:
+                    return await _read_record(engine, run, declared, declared.local, request, began)
+                answer = await attempts.run(partial(_call, engine, declared.remote, request))
                 return _reading(engine, declared, answer, began, attempts.count, then)
             except anyio.get_cancelled_exc_class():
                 await cleanups.run()
@@ -274,7 +274,7 @@ async def _read_record(
     engine: Engine,
     run: Run,
     declared: Evidence[Any, Any],
-    source: LocalSource,
+    source: LocalSource[Any],
     request: ReadRequest,
     began: float,
 ) -> Reading:
