@@ -6,23 +6,25 @@ that it cannot move between the check and the commit. The source only says which
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Generic, TypeVar
 
 from adapters.declare import declared_at
 from adapters.template import REQUEST, NoValue, Template
 from coordinator.core.evidence import ReadRequest, is_struct
 from coordinator.errors import DeclarationError
 
+T = TypeVar("T")
+
 MAX_ID = 255
 
 
-class RecordSource:
+class RecordSource(Generic[T]):
     """The record ``kind`` whose id is rendered from ``id``, such as ``{input.site}``; ``returns`` is the type of its data.
 
     Raises `DeclarationError`.
     """
 
-    def __init__(self, name: str, kind: str, id: str, *, returns: type[Any]) -> None:
+    def __init__(self, name: str, kind: str, id: str, *, returns: type[T]) -> None:
         where, what = declared_at(), f"source {name!r}"
         if not 1 <= len(kind) <= MAX_ID:
             raise DeclarationError(f"{what}: a record kind has 1..{MAX_ID} characters", where)

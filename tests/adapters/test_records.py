@@ -14,7 +14,7 @@ from tests.adapters.asking import Capacity, Site, ask
 
 
 def test_it_is_a_local_source_and_evidence_takes_it() -> None:
-    declared: LocalSource = RecordSource("site-plan", "plan", "{input.site}", returns=Capacity)
+    declared: LocalSource[Capacity] = RecordSource("site-plan", "plan", "{input.site}", returns=Capacity)
     assert (declared.name, declared.record_kind, declared.returns) == ("site-plan", "plan", Capacity)
     assert Evidence("plan", declared, deadline_ms=100).source is declared
     assert not hasattr(declared, "read")
