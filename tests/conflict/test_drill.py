@@ -5,7 +5,7 @@ Checks I1, I2, I3, I5, I7, I8, I11 and I12 from outside, over client answers, th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -16,11 +16,16 @@ from tests.support.postgres import Databases
 
 
 @pytest.fixture(scope="module")
-async def world(durable_postgres: Databases) -> AsyncIterator[World]:
+def shared_url(durable_postgres: Databases) -> Iterator[str]:
     url = durable_postgres.create()
-    async with own_world(url) as entered:
-        yield entered
+    yield url
     durable_postgres.drop(url)
+
+
+@pytest.fixture(scope="module")
+async def world(shared_url: str) -> AsyncIterator[World]:
+    async with own_world(shared_url) as entered:
+        yield entered
 
 
 @pytest.mark.parametrize("scenario", CONFLICTS, ids=lambda scenario: scenario.__name__)
