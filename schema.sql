@@ -136,6 +136,7 @@ CREATE TABLE operations (
     reference         text,
     sends             int NOT NULL DEFAULT 0 CHECK (sends >= 0),
     lookups           int NOT NULL DEFAULT 0 CHECK (lookups >= 0),
+    in_doubt          boolean NOT NULL DEFAULT false,    -- some send of it may have been acted upon, as far as we know
     traceparent       text NOT NULL,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_sent_at      timestamptz,

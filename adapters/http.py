@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from adapters.client import describe, session, within
+from adapters.client import close_clients, describe, session, within
 from adapters.declare import checked_headers, declared_at, provider_of
 from adapters.template import REQUEST, NoValue, Template
 from adapters.webhook import WebhookSink
@@ -93,6 +93,9 @@ class HttpSource(Generic[T]):
 
     def __repr__(self) -> str:
         return f"HttpSource({self.name!r}, provider={self.provider!r})"
+
+    async def aclose(self) -> None:
+        await close_clients()
 
     async def read(self, request: ReadRequest) -> Answer[T]:
         """One GET within ``request.timeout_s``. Cancelling it closes the connection."""

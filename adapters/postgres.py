@@ -111,6 +111,9 @@ class PostgresSource(Generic[T]):
     def __repr__(self) -> str:
         return f"PostgresSource({self.name!r}, provider={self.provider!r})"
 
+    async def aclose(self) -> None:
+        await close_pools()
+
     async def read(self, request: ReadRequest) -> Answer[T]:
         """One read within ``request.timeout_s``, waiting for a connection included. Cancelling it cancels the query."""
         try:

@@ -25,7 +25,7 @@ import aiohttp
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 from yarl import URL
 
-from adapters.client import describe, session, within
+from adapters.client import close_clients, describe, session, within
 from adapters.declare import checked_headers, declared_at, provider_of
 from adapters.template import OPERATION, NoValue, Template
 from adapters.wire import explanation, json_object, retry_after_ms, spare_body
@@ -100,6 +100,9 @@ class WebhookSink:
 
     def __repr__(self) -> str:
         return f"WebhookSink({self.name!r}, provider={self.provider!r}, guarantee={self.guarantee!r})"
+
+    async def aclose(self) -> None:
+        await close_clients()
 
     async def perform(self, operation: Operation) -> SendResult:
         """One POST, sent once. A provider that would act on a repeat gets a fresh connection, see `adapters.client`."""

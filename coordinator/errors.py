@@ -75,7 +75,9 @@ class MalformedRequest(RequestRefused):
 
     def __init__(self, detail: str, errors: Sequence[tuple[str, str]] = ()) -> None:
         """``errors`` are pairs of a JSON pointer (RFC 6901) and what is wrong there."""
-        listed = [{"pointer": pointer, "detail": what} for pointer, what in errors] or [{"pointer": "", "detail": detail}]
+        listed = [{"pointer": pointer, "detail": what} for pointer, what in errors] or [
+            {"pointer": "", "detail": detail}
+        ]
         super().__init__(detail, errors=listed)
 
 

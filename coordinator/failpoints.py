@@ -29,7 +29,9 @@ def _parse(text: str) -> dict[str, int]:
         name, _, action = entry.partition("=")
         verb, _, hit = action.partition("@")
         if name not in POINTS or verb != "kill" or not (hit or "1").isdigit():
-            raise ValueError(f"COORDINATOR_FAILPOINTS: {entry!r} is not NAME=kill[@N] with a name of {', '.join(POINTS)}")
+            raise ValueError(
+                f"COORDINATOR_FAILPOINTS: {entry!r} is not NAME=kill[@N] with a name of {', '.join(POINTS)}"
+            )
         armed[name] = int(hit or "1")
     return armed
 

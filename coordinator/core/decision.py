@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from coordinator.core.effect import Sink
 from coordinator.core.evidence import Evidence, is_struct
@@ -39,6 +39,13 @@ RESTING: frozenset[str] = frozenset(
 )
 NAME = re.compile(r"[a-z][a-z0-9-]{0,62}\Z")
 MAX_EVIDENCE = 64
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """An adapter that holds connections open: closed when its service stops. Called once per adapter; must not mind that."""
+
+    async def aclose(self) -> None: ...
 
 
 class DecisionType(Generic[R, D]):
@@ -194,3 +201,10 @@ class Coordinator:
                 self.sinks[declared.name, name] = sink
         if not self.types:
             raise DeclarationError("a Coordinator needs at least one decision type", where)
+
+    def closables(self) -> list[Closable]:
+        """The sources and sinks that hold something open."""
+        sources = [
+            evidence.source for declared in self.types.values() for evidence in declared.evidence.values()
+        ]
+        return [adapter for adapter in (*sources, *self.sinks.values()) if isinstance(adapter, Closable)]

@@ -11,6 +11,9 @@ is that rule as a table over (guarantee, result, age, attempts); everything that
 
     (* where the sink can be asked by key; otherwise park)
 
+An operation is *in doubt* once a send of it was ambiguous, until the provider has said that it knows nothing of it. In doubt,
+"rejected" and "not sent" speak of the latest attempt only: what would be a failure is looked up or parked instead.
+
 A parked operation is `uncertain` with its reason, for a person or for evidence that arrives later.
 """
 
@@ -160,21 +163,43 @@ SAFE_SHARE_OF_WINDOW = 0.8
 
 
 def next_step(
-    guarantee: Guarantee, result: SendResult, *, age_ms: int, sends: int, timeout_ms: int, backoff_ms: int
+    guarantee: Guarantee,
+    result: SendResult,
+    *,
+    age_ms: int,
+    sends: int,
+    in_doubt: bool,
+    timeout_ms: int,
+    backoff_ms: int,
 ) -> Step:
-    """What to do after one attempt. ``age_ms``: since the first send; ``sends``: attempts so far, this one included;
-    ``backoff_ms``: the pause the caller has drawn for the next attempt."""
+    """What to do after one attempt. ``age_ms``: since before the first send; ``sends``: attempts so far, this one included;
+    ``in_doubt``: whether an earlier attempt may have been acted upon; ``backoff_ms``: the pause drawn for the next attempt."""
     match result:
         case Accepted(reference):
             return Succeed(reference)
         case Rejected(code, message):
-            return Fail(f"{code}: {message}")
+            return _failure(guarantee, f"{code}: {message}", in_doubt, timeout_ms)
         case NotSent(code, message, retry_after_ms):
             if sends >= MAX_SENDS:
-                return Fail(f"{code} after {sends} attempts: {message}")
+                return _failure(guarantee, f"{code} after {sends} attempts: {message}", in_doubt, timeout_ms)
             return Resend(max(backoff_ms, retry_after_ms or 0), code)
         case Ambiguous(code, message):
             return _after_ambiguity(guarantee, f"{code}: {message}", age_ms, sends, timeout_ms, backoff_ms)
+
+
+def _failure(guarantee: Guarantee, reason: str, in_doubt: bool, timeout_ms: int) -> Step:
+    if not in_doubt:
+        return Fail(reason)
+    return _ask_or_park(
+        guarantee,
+        f"an earlier attempt may have been acted upon; the latest one was not: {reason}",
+        timeout_ms,
+    )
+
+
+def _ask_or_park(guarantee: Guarantee, reason: str, timeout_ms: int) -> Step:
+    lag_ms = lookup_lag_ms(guarantee)
+    return Park(reason) if lag_ms is None else AskProvider(timeout_ms + lag_ms, reason)
 
 
 def _after_ambiguity(
@@ -185,10 +210,8 @@ def _after_ambiguity(
             age_ms + backoff_ms + timeout_ms < window_ms * SAFE_SHARE_OF_WINDOW and sends < MAX_SENDS
         ):
             return Resend(backoff_ms, reason)
-        case Keyed(_, int() as lag_ms) | Lookup(lag_ms):
-            return AskProvider(timeout_ms + lag_ms, reason)
         case _:
-            return Park(reason)
+            return _ask_or_park(guarantee, reason, timeout_ms)
 
 
 def after_lookup(

@@ -13,6 +13,7 @@ import random
 from uuid import UUID
 
 import anyio
+import msgspec
 
 from coordinator import telemetry
 from coordinator.core.effect import (
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_MS = 200
 LONGEST_BACKOFF_MS = 60_000
 SETTLE_PAUSE_S = 0.2
+GRACE_S = 1.0
+"""A sink keeps its own time; we cut it off only when it does not."""
 
 
 async def dispatch(engine: Engine, tenant: UUID, sink: Sink | None, claimed: ClaimedOperation) -> None:
@@ -49,11 +52,13 @@ async def dispatch(engine: Engine, tenant: UUID, sink: Sink | None, claimed: Cla
         step: Step = Park(
             f"no effect {claimed.effect!r} is declared by {claimed.decision_type!r} in this service"
         )
-        await _settle(engine, tenant, claimed, step, sent=False, asked=False)
+        await _settle(engine, tenant, claimed, step, sent=False, asked=False, in_doubt=claimed.in_doubt)
     elif claimed.was == "uncertain":
         await _ask(engine, tenant, sink, claimed)
     elif claimed.was == "dispatching" and not isinstance(step := _after_lost_holder(sink, claimed), Resend):
-        await _settle(engine, tenant, claimed, step, sent=True, asked=False)
+        await _settle(engine, tenant, claimed, step, sent=True, asked=False, in_doubt=True)
+    elif claimed.was == "dispatching":
+        await _send(engine, tenant, sink, msgspec.structs.replace(claimed, in_doubt=True))
     else:
         await _send(engine, tenant, sink, claimed)
 
@@ -75,15 +80,17 @@ async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperat
         result,
         age_ms=claimed.age_ms + round((anyio.current_time() - began) * 1000),
         sends=sends,
+        in_doubt=claimed.in_doubt,
         timeout_ms=sink.timeout_ms,
         backoff_ms=_backoff_ms(sends),
     )
-    await _settle(engine, tenant, claimed, step, sent=True, asked=False)
+    in_doubt = claimed.in_doubt or isinstance(result, Ambiguous)
+    await _settle(engine, tenant, claimed, step, sent=True, asked=False, in_doubt=in_doubt)
 
 
 async def _perform(engine: Engine, sink: Sink, operation: Operation) -> SendResult:
     async with engine.providers.of(sink.provider):
-        with anyio.move_on_after(sink.timeout_ms / 1000):
+        with anyio.move_on_after(sink.timeout_ms / 1000 + GRACE_S):
             try:
                 return await sink.perform(operation)
             except Exception as error:  # the boundary to adapters: it may have raised after sending
@@ -103,12 +110,13 @@ async def _ask(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperati
         timeout_ms=sink.timeout_ms,
         backoff_ms=_backoff_ms(claimed.lookups + 1),
     )
-    await _settle(engine, tenant, claimed, step, sent=False, asked=True)
+    in_doubt = claimed.in_doubt and not isinstance(step, Resend)  # a proven absence ends the doubt
+    await _settle(engine, tenant, claimed, step, sent=False, asked=True, in_doubt=in_doubt)
 
 
 async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupResult:
     async with engine.providers.of(sink.provider):
-        with anyio.move_on_after(sink.timeout_ms / 1000):
+        with anyio.move_on_after(sink.timeout_ms / 1000 + GRACE_S):
             try:
                 return await sink.lookup(operation)
             except Exception as error:  # the boundary to adapters
@@ -124,6 +132,7 @@ def _after_lost_holder(sink: Sink, claimed: ClaimedOperation) -> Step:
         Ambiguous("holder-lost", "the process that held this operation fell silent; it may have been sent"),
         age_ms=claimed.age_ms,
         sends=claimed.sends + 1,
+        in_doubt=True,
         timeout_ms=sink.timeout_ms,
         backoff_ms=0,
     )
@@ -148,11 +157,18 @@ def _backoff_ms(attempts: int) -> int:
 
 
 async def _settle(
-    engine: Engine, tenant: UUID, claimed: ClaimedOperation, step: Step, *, sent: bool, asked: bool
+    engine: Engine,
+    tenant: UUID,
+    claimed: ClaimedOperation,
+    step: Step,
+    *,
+    sent: bool,
+    asked: bool,
+    in_doubt: bool,
 ) -> None:
     """Store the step. If nobody knows whether that was committed, storing it again changes nothing twice: by then the token or
     the state no longer fits, and the repeat is kept as late evidence."""
-    settlement = _settlement(claimed, step, sent=sent, asked=asked)
+    settlement = _settlement(claimed, step, sent=sent, asked=asked, in_doubt=in_doubt)
     while True:
         try:
             await engine.boundary.settle.submit(tenant, settlement)
@@ -167,7 +183,9 @@ async def _settle(
         return
 
 
-def _settlement(claimed: ClaimedOperation, step: Step, *, sent: bool, asked: bool) -> Settlement:
+def _settlement(
+    claimed: ClaimedOperation, step: Step, *, sent: bool, asked: bool, in_doubt: bool
+) -> Settlement:
     state, reference, reason, due_ms = _as_state(step)
     return Settlement(
         operation_id=claimed.id,
@@ -179,6 +197,7 @@ def _settlement(claimed: ClaimedOperation, step: Step, *, sent: bool, asked: boo
         due_ms=due_ms,
         sent=sent,
         asked=asked,
+        in_doubt=in_doubt,
     )
 
 

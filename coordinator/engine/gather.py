@@ -278,7 +278,10 @@ async def _read_record(
     request: ReadRequest,
     began: float,
 ) -> Reading:
-    key = (source.record_kind, source.record_id(request))
+    try:
+        key = (source.record_kind, source.record_id(request))
+    except ValueError as error:
+        return _no_answer(declared, "failed", began, 1, ItemError("no-address", clean_text(str(error))))
     async with engine.boundary.database.transaction(run.tenant) as connection:
         locked = (await read_records(connection, run.tenant, {key})).get(key, Locked(0, None))
     return record_reading(engine, declared, key, locked, began)

@@ -139,6 +139,7 @@ class Holdings:
                 traceparent=run.traceparent,
                 sends=0,
                 lookups=0,
+                in_doubt=False,
                 age_ms=0,
                 last_sent_age_ms=None,
             )

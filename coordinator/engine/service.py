@@ -284,4 +284,6 @@ async def run_service(
         finally:
             with anyio.CancelScope(shield=True):
                 await holdings.drain()
+                for adapter in coordinator.closables():
+                    await adapter.aclose()
             tasks.cancel_scope.cancel()

@@ -20,7 +20,8 @@ from coordinator.store.database import Connection
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """``due_ms``: when to look at it again, from now; None for never. ``sent`` and ``asked`` say which attempt this was."""
+    """``due_ms``: when to look at it again, from now; None for never. ``sent`` and ``asked`` say which attempt this was;
+    ``in_doubt`` whether, after it, some send may have been acted upon without our knowing."""
 
     operation_id: UUID
     decision_id: UUID
@@ -31,6 +32,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     due_ms: int | None
     sent: bool
     asked: bool
+    in_doubt: bool
 
 
 # The guard: the row is still held under this token. Provider evidence of success also settles a row that is merely uncertain or
@@ -39,12 +41,13 @@ SETTLE = """
 UPDATE operations o
 SET state = s.state, reference = coalesce(s.reference, o.reference), reason = s.reason,
     due_at = clock_timestamp() + s.due_ms * interval '1 ms',
-    sends = o.sends + s.sent::int, lookups = o.lookups + s.asked::int,
+    sends = o.sends + s.sent::int, lookups = o.lookups + s.asked::int, in_doubt = s.in_doubt,
     last_sent_at = CASE WHEN s.sent THEN clock_timestamp() ELSE o.last_sent_at END,
     lease_owner = NULL, lease_expires_at = NULL,
     settled_at = CASE WHEN s.state IN ('succeeded', 'failed') THEN clock_timestamp() END
-FROM unnest($2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::int[], $8::bool[], $9::bool[])
-     AS s (id, token, state, reference, reason, due_ms, sent, asked)
+FROM unnest($2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::int[], $8::bool[], $9::bool[],
+            $10::bool[])
+     AS s (id, token, state, reference, reason, due_ms, sent, asked, in_doubt)
 WHERE o.tenant_id = $1 AND o.id = s.id
   AND o.state IN ('dispatching', 'uncertain')
   AND (o.fencing_token = s.token OR s.state = 'succeeded')
@@ -65,6 +68,7 @@ async def settle(connection: Connection, tenant: UUID, settlements: Sequence[Set
         [s.due_ms for s in settlements],
         [s.sent for s in settlements],
         [s.asked for s in settlements],
+        [s.in_doubt for s in settlements],
     )
     settled = {row["id"] for row in rows}
     await log.append(connection, tenant, [_receipt(s, s.operation_id in settled) for s in settlements])
