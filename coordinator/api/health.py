@@ -8,6 +8,7 @@ import time
 from weakref import WeakKeyDictionary
 
 import anyio.to_thread
+import asyncpg
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -57,8 +58,8 @@ async def _trouble(database: Database) -> str | None:
         async with asyncio.timeout(CHECK_TIMEOUT_S), database.pool.acquire() as connection:
             current = await schema_current(connection)
         trouble = None if current else "The database schema is not current; run coordinator migrate."
-    except UNREACHABLE as error:
-        trouble = f"The database cannot be reached: {type(error).__name__}."
+    except (*UNREACHABLE, asyncpg.PostgresError) as error:
+        trouble = f"The database cannot be used: {type(error).__name__}."
     _checked[database] = (time.monotonic() + REMEMBER_S, trouble)
     return trouble
 

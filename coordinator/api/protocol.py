@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol, made patient with slow work but not with slow senders.
 
 uvicorn bounds neither the time a request takes to arrive nor the size of its headers, and speaks plain text where it refuses.
-Here a request has `ARRIVAL_S` to arrive whole, headers at most `MAX_HEADER_BYTES`, a process at most so many connections, and
-every refusal is a problem document. A new connection that says nothing is closed after the same time.
+Here a request has `arrival_s` to arrive whole, its headers have at most `max_header_bytes`, a process has at most
+`max_connections`, and every refusal is a problem document. A new connection that says nothing is closed after the same time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coordinator.api.problems import before_routing
 
-ARRIVAL_S = 20.0
-MAX_HEADER_BYTES = 32 * 1024
-MAX_CONNECTIONS = 8192
-
 
 class PatientProtocol(HttpToolsProtocol):
     """One connection. A timer runs from its beginning, and from each request's first byte, until the request is there."""
+
+    arrival_s = 20.0
+    max_header_bytes = 32 * 1024
+    max_connections = 8192
 
     arrival: asyncio.TimerHandle | None = None
     header_bytes = 0
@@ -28,7 +28,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self.max_connections:
             self._refuse("overloaded", "This process has as many connections as it can serve.")
         else:
             self._expect_request()
@@ -41,7 +41,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.headers_pending and not self.transport.is_closing():  # one endless header reaches no callback
             self.header_bytes += len(data)
-            if self.header_bytes > MAX_HEADER_BYTES:
+            if self.header_bytes > self.max_header_bytes:
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
@@ -52,8 +52,8 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.header_bytes += len(name) + len(value)
-        if self.header_bytes > MAX_HEADER_BYTES:
+        self.header_bytes += len(name) + len(value) + len(": \r\n")
+        if self.header_bytes > self.max_header_bytes:
             raise ValueError("headers too large")  # ends the parsing; uvicorn then calls send_400_response
         super().on_header(name, value)
 
@@ -66,8 +66,10 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        if self.header_bytes > MAX_HEADER_BYTES:
-            self._refuse("headers-too-large", f"Headers may have at most {MAX_HEADER_BYTES} bytes together.")
+        if self.header_bytes > self.max_header_bytes:
+            self._refuse(
+                "headers-too-large", f"Headers may have at most {self.max_header_bytes} bytes together."
+            )
         else:
             self._refuse("malformed-request", "This is not HTTP/1.1.")
 
@@ -82,7 +84,7 @@ class PatientProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _expect_request(self) -> None:
-        self.arrival = self.loop.call_later(ARRIVAL_S, self._did_not_arrive)
+        self.arrival = self.loop.call_later(self.arrival_s, self._did_not_arrive)
 
     def _request_is_there(self) -> None:
         if self.arrival is not None:

@@ -110,8 +110,10 @@ def quote(record: str | None = None, *, hours: int = 8, **more: object) -> dict[
 
 
 @contextmanager
-def server(url: str, settings: Settings | None = None, *, processes: int = 1) -> Iterator[tuple[str, int]]:
-    """Its address and process id. Stopped at the end with SIGTERM, and it has to end well."""
+def server(
+    url: str, settings: Settings | None = None, *, processes: int = 1, code: int = 0
+) -> Iterator[tuple[str, int]]:
+    """Its address and process id. It is stopped at the end with SIGTERM, and has to end with ``code``."""
     spec = msgspec.json.encode([url, settings or Settings(), processes]).decode()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.api.serving"],
@@ -131,7 +133,7 @@ def server(url: str, settings: Settings | None = None, *, processes: int = 1) ->
             yield address, process.pid
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(30) == code
         finally:
             process.kill()
 
