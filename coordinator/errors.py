@@ -14,6 +14,7 @@
     │   ├── UnknownDecisionType       404 unknown-decision-type
     │   ├── StaleVersion              409 stale-version                current_version
     │   ├── DecisionInFlight          409 decision-in-flight           decision, retry_after_ms
+    │   ├── BudgetExhausted           409 budget-exhausted             budget, needed, available, resets_at
     │   ├── StateConflict             409 state-conflict               the thing is not in a state that allows it
     │   ├── PreconditionFailed        412 precondition-failed          current_version
     │   ├── PreconditionRequired      428 precondition-required
@@ -122,6 +123,11 @@ class StaleVersion(RequestRefused):
 
 class DecisionInFlight(RequestRefused):
     code = "decision-in-flight"
+    retry = "same-key"
+
+
+class BudgetExhausted(RequestRefused):
+    code = "budget-exhausted"
     retry = "same-key"
 
 

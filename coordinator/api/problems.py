@@ -39,6 +39,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "method-not-allowed": (405, "The method is not allowed here"),
     "stale-version": (409, "The record has moved on"),
     "decision-in-flight": (409, "A decision under this key is still running"),
+    "budget-exhausted": (409, "The budget does not cover it"),
     "state-conflict": (409, "Its present state does not allow this"),
     "precondition-failed": (412, "The precondition does not hold"),
     "body-too-large": (413, "The body is too large"),
@@ -153,6 +154,12 @@ def answer_to(scope: Scope, error: Exception) -> Answer:
             return unavailable(error)
         case _:
             return unexpected(scope, error)
+
+
+def not_allowed(allow: tuple[bytes, bytes]) -> Answer:
+    """405, with the methods that are."""
+    body = document("method-not-allowed", f"Allowed here: {allow[1].decode()}.", "never")
+    return Answer(405, body, [allow], content_type=PROBLEM)
 
 
 def framework_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

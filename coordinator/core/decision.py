@@ -74,6 +74,7 @@ class DecisionType(Generic[R, D]):
         self.time_limit_ms = time_limit_ms
         self.max_rounds = max_rounds
         self.where = where
+        self.reserves = [declared.reserves for declared in evidence.values() if declared.reserves is not None]
         self.types: dict[str, Any] = {name: declared.source.returns for name, declared in evidence.items()}
 
 
@@ -113,6 +114,8 @@ def decision_type(
     if not 1 <= max_rounds <= 100:
         raise wrong("max_rounds must be within 1..100")
     ordered = _in_dependency_order(evidence, wrong)
+    if len({declared.reserves.currency for declared in evidence if declared.reserves}) > 1:
+        raise wrong("its evidence reserves in more than one currency")
     sinks = _by_name(effects, wrong)
     return DecisionType(
         name, request, policy, policy_version, ordered, sinks, record, time_limit_ms, max_rounds, where

@@ -80,7 +80,8 @@ Answer: TypeAlias = "Found[T] | Absent | Unchanged | Failed"
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
     """What a source is told. ``evidence`` holds the values (as JSON) of what this reading was declared to come after;
-    ``if_revision`` asks for a conditional read; ``on_cancel`` registers a clean-up that runs if the reading is cancelled."""
+    ``if_revision`` asks for a conditional read; ``on_cancel`` registers a clean-up that runs if the reading is cancelled. The
+    reading is cancelled at its deadline; ``timeout_s`` is for a source that has to name a limit of its own."""
 
     tenant: str
     input: object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 import msgspec
@@ -31,6 +32,14 @@ def exponent(currency: str) -> int:
     if digits is None:
         raise ValueError(f"{currency} has no minor unit and cannot be used for payments")
     return digits
+
+
+def total(amounts: Sequence[Money]) -> Money | None:
+    """The sum of amounts in one currency; None for no amounts."""
+    if not amounts:
+        return None
+    (currency,) = {amount.currency for amount in amounts}
+    return Money(sum(amount.amount_minor for amount in amounts), currency)
 
 
 def money(text: str) -> Money:

@@ -8,6 +8,7 @@ import msgspec
 
 from coordinator.core.canonical import JsonValue
 from coordinator.core.fence import Check
+from coordinator.core.money import Money
 
 
 class RecordView(msgspec.Struct, kw_only=True):
@@ -39,9 +40,12 @@ class OperationView(msgspec.Struct, kw_only=True):
 
 
 class BudgetView(msgspec.Struct, kw_only=True):
-    reserved: JsonValue = None
-    settled: JsonValue = None
-    uncertain: JsonValue = None
+    """What the decision type reserves, what its readings say they cost, and what was reserved for readings that were begun and
+    whose cost nobody reported. All in the type's one currency; null where there is nothing."""
+
+    reserved: Money | None = None
+    settled: Money | None = None
+    uncertain: Money | None = None
 
 
 class Stage(msgspec.Struct, kw_only=True):

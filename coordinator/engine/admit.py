@@ -1,6 +1,7 @@
 """Admit: a request becomes a durable decision, or is refused with nothing stored.
 
     1  the input fits the decision type                       else 400
+       what its evidence may cost fits the request's ceiling  else 409
     2  the class has a slot, or room in its queue             else 429, within microseconds
     3  one transaction stores it under its idempotency key    known key: replay, join, or 422
 
@@ -18,10 +19,12 @@ import msgspec
 from coordinator import telemetry
 from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import Coordinator, DecisionType
+from coordinator.core.money import Money, total
 from coordinator.core.request import DecisionRequest, fingerprint
 from coordinator.engine.run import Engine, Run
 from coordinator.engine.slots import Ticket
 from coordinator.errors import (
+    BudgetExhausted,
     CommitUnknown,
     IdempotencyKeyReused,
     MalformedRequest,
@@ -57,12 +60,27 @@ def check_request(
         raise MalformedRequest(
             "wrong kind of record", [("/record/kind", f"must be {declared.record.name!r}")]
         )
+    _check_ceiling(declared, request.ceiling)
     try:
         return declared, msgspec.convert(request.input, declared.request)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         pointer = "/input" + path.rstrip("`").replace(".", "/").replace("[", "/").replace("]", "")
         raise MalformedRequest(f"the input does not fit {request.type}", [(pointer, message)]) from None
+
+
+def _check_ceiling(declared: DecisionType[Any, Any], ceiling: Money | None) -> None:
+    """What the evidence reserves, all of it, must fit under the decision's own ceiling before any work begins."""
+    needed = total(declared.reserves)
+    if ceiling is None or needed is None:
+        return
+    if needed.currency != ceiling.currency:
+        raise MalformedRequest(
+            "wrong currency", [("/ceiling/currency", f"{declared.name} costs {needed.currency}")]
+        )
+    if needed.amount_minor > ceiling.amount_minor:
+        detail = f"{declared.name} reserves {needed.amount_minor} {needed.currency} in minor units; the ceiling is less"
+        raise BudgetExhausted(detail, budget="decision", needed=needed, available=ceiling)
 
 
 async def admit(

@@ -18,6 +18,7 @@ import msgspec
 
 from coordinator import telemetry
 from coordinator.core.fence import Check, ReadCheck
+from coordinator.core.money import total
 from coordinator.core.packet import Packet
 from coordinator.core.receipt import Receipt, receipt
 from coordinator.core.view import (
@@ -146,11 +147,28 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
             )
             for op in decided.operations
         ],
-        budget=BudgetView(),
+        budget=_budget(run, rest.packet),
         timeline=[*run.stages, run.stage_now("commit", commit_ms)],
         trace_id=telemetry.trace_id(run.traceparent),
         created_at=timestamp(run.created_at),
         finished_at=at,
+    )
+
+
+def _budget(run: Run, packet: Packet | None) -> BudgetView:
+    """A reading that was begun and did not say what it cost may still be billed: its reservation is uncertain."""
+    items = packet.items if packet else ()
+    silent = [
+        reserved
+        for item in items
+        if item.cost is None
+        and item.attempts
+        and (reserved := run.type.evidence[item.name].reserves) is not None
+    ]
+    return BudgetView(
+        reserved=total(run.type.reserves),
+        settled=total([item.cost for item in items if item.cost is not None]),
+        uncertain=total(silent),
     )
 
 

@@ -36,6 +36,7 @@ from coordinator.core.evidence import (
     Unchanged,
     clean_text,
 )
+from coordinator.core.money import Money
 from coordinator.core.packet import Packet
 from coordinator.core.view import timestamp
 from coordinator.engine.run import Engine, Reading, Run
@@ -43,6 +44,8 @@ from coordinator.store.records import Locked, read_records
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.05
+GRACE_S = 1.0
+"""A source's own limit comes this much later than our deadline, so that running out of time is one thing: `timed_out`."""
 
 Readings = dict[str, Reading]
 
@@ -113,7 +116,7 @@ async def read(
             record_kind=run.record_key[0] if run.record_key else "",
             record_id=run.record_key[1] if run.record_key else "",
             if_revision=then.revision if then else None,
-            timeout_s=limit,
+            timeout_s=limit + GRACE_S,
             traceparent=inside,
             on_cancel=cleanups.append,
         )
@@ -122,7 +125,7 @@ async def read(
                 if declared.local is not None:
                     return await _read_record(engine, run, declared, declared.local, request, began)
                 answer = await attempts.run(partial(_call, engine, declared.remote, request))
-                return _reading(engine, declared, answer, began, attempts.count, then)
+                return _reading(engine, run, declared, answer, began, attempts.count, then)
             except anyio.get_cancelled_exc_class():
                 await cleanups.run()
                 raise
@@ -192,6 +195,7 @@ class _Cleanups(list[Callable[[], Awaitable[None]]]):
 
 def _reading(
     engine: Engine,
+    run: Run,
     declared: Evidence[Any, Any],
     answer: Answer[Any],
     began: float,
@@ -199,6 +203,14 @@ def _reading(
     then: Item | None,
 ) -> Reading:
     match answer:
+        case Found(cost=Money(currency=currency)) if (
+            run.type.reserves and currency != run.type.reserves[0].currency
+        ):
+            error = ItemError(
+                "wrong-currency",
+                f"the cost is in {currency}; this decision type reserves in another currency",
+            )
+            return _no_answer(declared, "failed", began, attempts, error)
         case Found():
             return _found(engine, declared, answer, began, attempts)
         case Absent(revision):
