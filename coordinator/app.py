@@ -23,7 +23,7 @@ from litestar import Litestar
 from coordinator import telemetry
 from coordinator.api import decisions, health, operations, receipts, records, reference
 from coordinator.api.auth import Keys
-from coordinator.api.endpoint import Api, Endpoint, raw_path, route
+from coordinator.api.endpoint import Api, Endpoint, by_path, raw_path, route
 from coordinator.api.openapi import openapi
 from coordinator.api.problems import framework_error, render
 from coordinator.api.server import Server, listen
@@ -62,7 +62,10 @@ def create_app(coordinator: Coordinator, url: str, settings: Settings) -> Litest
             yield
 
     return App(
-        [*map(route, ENDPOINTS), *reference.routes(openapi(ENDPOINTS))],
+        [
+            *(route(path, group) for path, group in by_path(ENDPOINTS).items()),
+            *reference.routes(openapi(ENDPOINTS)),
+        ],
         lifespan=[lifespan],
         exception_handlers={Exception: framework_error},
         openapi_config=None,

@@ -34,7 +34,9 @@ class Answer:
     ) -> None:
         self.status = status
         self.body = body
-        self.headers = [content_type, (b"content-length", b"%d" % len(body)), caching, NOT_SNIFFED, *headers]
+        self.headers = [caching, NOT_SNIFFED, *headers]
+        if status != 204:
+            self.headers += [content_type, (b"content-length", b"%d" % len(body))]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})

@@ -12,25 +12,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import quote, unquote
 from uuid import UUID
 
 from litestar import Request
-from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp, Receive, Scope
+from litestar.enums import HttpMethod
+from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from coordinator.api.answer import Answer
 from coordinator.api.auth import Keys, check_scope
 from coordinator.api.body import read_json
 from coordinator.api.paging import Query, parse_query, uuid
-from coordinator.api.problems import answer_to
+from coordinator.api.problems import answer_to, not_allowed
 from coordinator.core.canonical import JsonValue
 from coordinator.engine.service import Service
 from coordinator.errors import NotFound, RequestRefused
 from coordinator.store.keys import Key
 
 Method = Literal["GET", "POST", "PUT"]
+METHODS = [HttpMethod(method) for method in ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")]
 
 READERS = frozenset({"decide", "review", "operate", "audit", "admin"})
 """Scopes that may see decisions, records and operations."""
@@ -143,6 +145,9 @@ class Endpoint:
     def tag(self) -> str:
         return self.path.removeprefix("/v1/").strip("/").split("/")[0]
 
+    def queries(self) -> frozenset[str]:
+        return frozenset(parameter.name for parameter in self.parameters if parameter.where == "query")
+
     async def answer(self, api: Api, scope: Scope, receive: Receive, queries: frozenset[str]) -> Answer:
         """Check the caller and the query string, then call the handler. Whatever is raised becomes a problem document."""
         try:
@@ -186,20 +191,32 @@ def endpoint(
     return declare
 
 
-def route(declared: Endpoint) -> HTTPRouteHandler:
-    """The endpoint as a route of the framework."""
-    queries = frozenset(parameter.name for parameter in declared.parameters if parameter.where == "query")
+def route(path: str, endpoints: Sequence[Endpoint]) -> ASGIRouteHandler | HTTPRouteHandler:
+    """All endpoints of one path as a route of the framework.
 
-    async def handle(request: Request[Any, Any, Any]) -> ASGIApp:
-        api: Api = request.app.state.api
-        return await declared.answer(api, request.scope, request.receive, queries)
+    A path without parameters gets a route of the bare kind: it skips what the framework would parse, convert and check for each
+    request, which ours read themselves. (The bare kind cannot have path parameters: Litestar 2.25 looks them up by method.)
+    """
+    by_method = {str(declared.method): (declared, declared.queries()) for declared in endpoints}
+    allow = (b"allow", ", ".join(sorted({*by_method, "OPTIONS"})).encode())
 
-    path = "/".join(
-        f"{part[:-1]}:str}}" if part.startswith("{") else part for part in declared.path.split("/")
-    )
-    return HTTPRouteHandler(path, http_method=declared.method, name=f"{declared.method} {declared.path}")(
-        handle
-    )
+    async def answer(scope: Scope, receive: Receive) -> Answer:
+        method = str(cast(HTTPScope, scope)["method"])
+        if (found := by_method.get(method)) is not None:
+            declared, queries = found
+            return await declared.answer(scope["litestar_app"].state.api, scope, receive, queries)
+        return Answer(204, b"", [allow]) if method == "OPTIONS" else not_allowed(allow)
+
+    async def bare(scope: Scope, receive: Receive, send: Send) -> None:
+        await (await answer(scope, receive))(scope, receive, send)
+
+    async def with_parameters(request: Request[Any, Any, Any]) -> ASGIApp:
+        return await answer(request.scope, request.receive)
+
+    if "{" not in path:
+        return ASGIRouteHandler(path, name=path, copy_scope=False)(bare)
+    typed = path.replace("}", ":str}")
+    return HTTPRouteHandler(typed, http_method=METHODS, name=path)(with_parameters)
 
 
 def by_path(endpoints: Sequence[Endpoint]) -> dict[str, list[Endpoint]]:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # a tool of the tests alone
 import pytest
 
 from coordinator.app import load, serve
@@ -50,6 +50,8 @@ def test_metrics_are_prometheus_text_without_a_key(running: Running, client: Cli
 def test_no_such_path_and_no_such_method_are_problems_too(client: Client) -> None:
     assert client.get("/v1/nothing").code == "not-found"
     assert client.get("/").code == "not-found"
+    options = client.call("OPTIONS", "/v1/decisions")
+    assert (options.status, options.headers["allow"], options.body) == (204, "GET, OPTIONS, POST", b"")
     refused = client.call("PUT", "/v1/decisions")
     assert (refused.status, refused.code) == (405, "method-not-allowed")
     assert "POST" in refused.headers["allow"]
@@ -65,8 +67,8 @@ def test_a_signal_lets_what_runs_finish_while_new_decisions_are_refused(
         running = pool.submit(client.decide, quote(gate=str(gate)))
         eventually_now(lambda: client.get("/v1/decisions?status=running").json["items"])
         os.kill(pid, signal.SIGTERM)
-        ready = eventually_now(lambda: (said := client.get("/readyz")).status == 503 and said)
-        assert ready.code == "draining"
+        eventually_now(lambda: client.get("/readyz").status == 503)
+        assert client.get("/readyz").code == "draining"
         refused = client.decide(quote())
         assert (refused.status, refused.code, refused.json["retry"]) == (503, "draining", "same-key")
         assert refused.headers["retry-after"] == "1"
@@ -90,15 +92,12 @@ def test_a_dead_sibling_is_replaced(database_url: str) -> None:
         before = psutil.Process(pid).children()
         assert len(before) == 2
         before[0].kill()
-        after = eventually_now(
-            lambda: (
-                (found := psutil.Process(pid).children())
-                and len(found) == 2
-                and before[0] not in found
-                and found
-            )
-        )
-        assert before[1] in after
+
+        def replaced() -> bool:
+            now = psutil.Process(pid).children()
+            return len(now) == 2 and before[0] not in now and before[1] in now
+
+        eventually_now(replaced)
         assert client.decide(quote()).status == 201
 
 
@@ -132,10 +131,8 @@ def test_without_its_database_it_is_alive_but_not_ready(crashable_postgres: Embe
         client = Client(address, key)
         assert client.decide(quote()).status == 201
         crashable_postgres.stop()
-        assert (
-            eventually_now(lambda: (said := client.get("/readyz")).status == 503 and said).code
-            == "overloaded"
-        )
+        eventually_now(lambda: client.get("/readyz").status == 503)
+        assert client.get("/readyz").code == "overloaded"
         assert client.get("/healthz").status == 200
         refusals: list[Reply] = [client.decide(quote()), client.get("/v1/decisions")]
         assert {reply.code for reply in refusals} == {"overloaded"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from uuid import UUID
 
 import pytest
 
@@ -32,7 +33,8 @@ def test_no_key_is_a_401(running: Running) -> None:
 def test_every_key_that_is_not_valid_gets_the_same_answer(running: Running, client: Client) -> None:
     assert client.key is not None
     wrong_secret = client.key[:-1] + ("A" if client.key[-1] != "A" else "B")
-    _, revoked = asyncio.run(revoked_key(running.url))
+    owner, revoked = asyncio.run(tenant(running.url, "first", "audit"))
+    asyncio.run(revoke_newest(running.url, owner))
     replies = [
         Client(running.address, key).get("/v1/decisions")
         for key in ("x", "ck_", "ck_a.b", UNKNOWN, wrong_secret, revoked, "k" * 10_000, client.key + ".")
@@ -41,12 +43,13 @@ def test_every_key_that_is_not_valid_gets_the_same_answer(running: Running, clie
     assert len({str(same(reply)) for reply in replies}) == 1
 
 
-async def revoked_key(url: str) -> tuple[object, str]:
-    id, key = await tenant(url, "first", "audit")
-    async with open_database(url, Settings(pool_size=1)) as database, database.transaction(id) as connection:
-        newest = (await list_keys(connection, id))[-1]
-        assert await revoke_key(connection, id, newest.id)
-    return id, key
+async def revoke_newest(url: str, owner: UUID) -> None:
+    async with (
+        open_database(url, Settings(pool_size=1)) as database,
+        database.transaction(owner) as connection,
+    ):
+        newest = (await list_keys(connection, owner))[-1]
+        assert await revoke_key(connection, owner, newest.id)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +72,10 @@ def test_the_scheme_may_be_spelled_in_any_case(running: Running, client: Client)
 
 
 def test_a_revoked_key_stops_working_within_the_cache_time(running: Running) -> None:
-    async def revoke() -> None:
-        async with (
-            open_database(running.url, Settings(pool_size=1)) as database,
-            database.transaction(id) as it,
-        ):
-            await revoke_key(it, id, (await list_keys(it, id))[-1].id)
-
-    id, key = asyncio.run(tenant(running.url, "first", "audit"))
+    owner, key = asyncio.run(tenant(running.url, "first", "audit"))
     short_lived = Client(running.address, key)
     assert short_lived.get("/v1/decisions").status == 200
-    asyncio.run(revoke())
+    asyncio.run(revoke_newest(running.url, owner))
     eventually_now(lambda: short_lived.get("/v1/decisions").status == 401, interval=0.2)
 
 
