@@ -7,28 +7,29 @@ People get tables; ``--json`` gives programs what the service answered, one docu
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 
 import click
 
 COMMANDS = {
-    "serve": "serve:serve",
-    "demo": "demo:demo",
-    "migrate": "database:migrate",
-    "keys": "database:keys",
-    "decide": "decisions:decide",
-    "show": "decisions:show",
-    "decisions": "decisions:decisions",
-    "reviews": "decisions:reviews",
-    "operations": "operations:operations",
-    "receipts": "operations:receipts",
-    "replay": "replay:replay",
-    "drill": "drill:drill",
+    "serve": ("serve:serve", "Serve the Coordinator at MODULE:NAME."),
+    "demo": ("demo:demo", "Everything at once on this machine, and a tour."),
+    "migrate": ("database:migrate", "Bring the database to the current schema."),
+    "keys": ("database:keys", "API keys: create, list, revoke."),
+    "decide": ("decisions:decide", "Ask for a decision, wait for it, show it."),
+    "show": ("decisions:show", "One decision as a picture."),
+    "decisions": ("decisions:decisions", "Decisions, the newest first."),
+    "reviews": ("decisions:reviews", "Decisions that wait for a person."),
+    "operations": ("operations:operations", "Operations, the newest first."),
+    "receipts": ("operations:receipts", "Receipts in the order of the log."),
+    "replay": ("replay:replay", "Run a stored decision's policy again."),
+    "drill": ("drill:drill", "The conflict and crash suite."),
 }
-"""In the order of the help: from a first start to what auditors do."""
+"""Where each command is and its line in the help, in the help's order: from a first start to what auditors do."""
 
 
 class Commands(click.Group):
-    """Imports a command when it is asked for."""
+    """Imports a command when it is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -36,13 +37,27 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(f"coordinator.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+def _say_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked:
+        try:
+            version = importlib.metadata.version("decision-coordinator")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed: run from its source)"
+        click.echo(f"coordinator {version}")
+        ctx.exit()
+
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="decision-coordinator", prog_name="coordinator")
+@click.option("--version", is_flag=True, callback=_say_version, expose_value=False, is_eager=True)
 def main() -> None:
     """Many read, one decides: fenced decisions over facts read in parallel, with receipts that anyone can check."""

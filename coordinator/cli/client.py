@@ -115,7 +115,8 @@ def refusal(status: int, body: bytes) -> Fault:
         if e.get("detail") != told
     )
     step = f"\n{NEXT[code]}" if code in NEXT else ""
-    return Fault(f"{code}: {told}{where}{step}", body)
+    trace = f"\ntrace {problem['trace_id']}" if "trace_id" in problem else ""
+    return Fault(f"{code}: {told}{where}{step}{trace}", body)
 
 
 def client_options(command: Callable[..., None]) -> Callable[..., None]:

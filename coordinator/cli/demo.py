@@ -14,6 +14,9 @@ from coordinator.demo.launch import LaunchFailed
 from coordinator.demo.run import Demo, running
 from coordinator.errors import CoordinatorError
 
+EXPECTED = (CoordinatorError, LaunchFailed, OSError)
+"""What the folder, the ports or the processes can do to us; anything else is a fault of ours and keeps its traceback."""
+
 
 @click.command()
 @click.option("--once", is_flag=True, help="End after the tour; exit code 1 if ledger and receipts disagree.")
@@ -54,8 +57,11 @@ def demo(once: bool, no_tour: bool, data: Path, port: int, processes: int, as_js
 
     try:
         agreed = anyio.run(shown)
-    except* (CoordinatorError, LaunchFailed, OSError) as failed:
-        raise Fault(f"{_first(failed)}\nThe processes' own words are in {data}/*.log") from failed
+    except (BaseExceptionGroup, *EXPECTED) as failed:
+        error = _first(failed)
+        if not isinstance(error, EXPECTED):
+            raise
+        raise Fault(f"{error}{_last_words(data)}") from failed
     if not agreed:
         raise click.exceptions.Exit(1)
 
@@ -85,8 +91,16 @@ def _say_where(everything: Demo) -> None:
     out.print("  coordinator decisions · coordinator operations · coordinator receipts")
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
+def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _last_words(data: Path) -> str:
+    """What the processes said last, and where the rest is."""
+    said = ""
+    for log in sorted(data.glob("*.log")):
+        if lines := log.read_text(errors="replace").splitlines()[-5:]:
+            said += f"\n\nThe end of {log}:\n" + "\n".join(lines)
+    return said

@@ -8,13 +8,13 @@ import click
 import msgspec
 
 from coordinator.cli.client import Client, client_options
+from coordinator.cli.module import load
 from coordinator.cli.say import Fault, console, json_option, print_json, short
 from coordinator.core.canonical import JsonValue
 from coordinator.core.decision import RESTING
 from coordinator.core.view import DecisionView, decode_view
 from coordinator.engine.replay import Difference, Replay, Stored
 from coordinator.engine.replay import replay as replayed
-from coordinator.errors import CoordinatorError
 
 
 @click.command()
@@ -34,12 +34,7 @@ def replay(client: Client, id: object, module: str, as_json: bool) -> None:
 
     With a key of scope audit the digest in the decision's receipt is compared as well.
     """
-    from coordinator.app import load  # imports the web framework: a second that `--help` need not wait
-
-    try:
-        types = load(module).types
-    except CoordinatorError as error:
-        raise Fault(str(error)) from error
+    types = load(module).types
     stored = fetch(client, str(id))
     declared = types.get(stored.view.type)
     if declared is None:
@@ -104,7 +99,7 @@ def _say(result: Replay, stored: Stored) -> None:
             f"  decided by policy version {stored.view.policy_version}, replayed with {result.policy_version}",
             style="yellow",
         )
-    if stored.outcome_digest is None and result.outcome_digest:
+    if stored.outcome_digest is None and stored.view.status in ("committed", "declined", "in_review"):
         out.print("  the receipt was not compared: that needs a key with the scope audit", style="yellow")
     for difference in result.differences:
         _say_difference(difference)

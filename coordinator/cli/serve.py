@@ -18,6 +18,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from coordinator.cli.module import load
 from coordinator.cli.place import UNREACHABLE, data_option, database_option, embedded, unreachable
 from coordinator.cli.say import Fault, json_option, print_json
 from coordinator.config import settings_from_env
@@ -75,7 +76,7 @@ def serve(
     with ExitStack() as stack:
         try:
             settings = settings_from_env()
-            app.load(path)
+            load(path)
             if database_url is None:
                 url = stack.enter_context(embedded(data))
                 prepare_embedded(url, data, quiet=as_json)

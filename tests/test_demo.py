@@ -1,0 +1,203 @@
+"""The demo: one command, one line that tells everything, processes that end together, and a tour that would complain."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import urllib.request
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator import Money
+from coordinator.api.examples import DECISION, RECORD
+from coordinator.demo.launch import Process
+from coordinator.demo.proposal import Proposal, allowed, in_currency
+from coordinator.store.keys import SCOPES
+from tests.support.demo import as_json, coordinator, demo_process, lives
+from tests.support.postgres import data_folder
+from tests.support.waiting import eventually_now
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[dict[str, Any]]:
+    with data_folder() as folder, demo_process(folder / "demo") as process:
+        yield process.ready
+
+
+def send(
+    demo: dict[str, Any], method: str, path: str, body: object = None, scope: str = "decide", **headers: str
+) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        demo["url"] + path,
+        data=None if body is None else msgspec.json.encode(body),
+        method=method,
+        headers={
+            "Authorization": f"Bearer {demo['keys'][scope]}",
+            "Content-Type": "application/json",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        },
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, msgspec.json.decode(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, msgspec.json.decode(error.read())
+
+
+def quote(demo: dict[str, Any], key: str, record: str, **input: object) -> dict[str, Any]:
+    body = {
+        **DECISION,
+        "input": {**DECISION["input"], **input},
+        "record": {"kind": "proposal", "id": record},
+    }
+    status, decision = send(demo, "POST", "/v1/decisions", body, Idempotency_Key=key)
+    assert status == 201, decision
+    return dict(decision)
+
+
+def test_the_line_of_a_ready_demo_holds_addresses_one_key_per_scope_and_pids(demo: dict[str, Any]) -> None:
+    assert set(demo) == {"url", "providers_url", "database_url", "keys", "pids"}
+    assert set(demo["keys"]) == set(SCOPES)
+    assert set(demo["pids"]) == {"server", "providers", "postgres"}
+    assert all(lives(pid) for pid in demo["pids"].values())
+
+
+def test_the_documented_example_commits_against_a_fresh_demo(demo: dict[str, Any]) -> None:
+    status, decision = send(demo, "POST", "/v1/decisions", DECISION, Idempotency_Key="example")
+    assert (status, decision["status"]) == (201, "committed")
+    assert decision["record"]["committed_version"] == 1
+    assert decision["outcome"]["terms"]["price"]["currency"] == "SGD"
+
+
+def test_the_documented_record_is_accepted_by_the_demo(demo: dict[str, Any]) -> None:
+    status, record = send(demo, "PUT", "/v1/records/proposal/by-hand", RECORD, If_None_Match="*")
+    assert (status, record["version"]) == (201, 1)
+
+
+def test_an_accepted_proposal_cannot_go_back_to_draft(demo: dict[str, Any]) -> None:
+    accepted = {"state": "accepted", "price": {"amount_minor": 1, "currency": "SGD"}}
+    send(demo, "PUT", "/v1/records/proposal/accepted", accepted, If_None_Match="*")
+    status, problem = send(demo, "PUT", "/v1/records/proposal/accepted", RECORD, If_Match='"1"')
+    assert (status, problem["code"]) == (422, "transition-refused")
+    assert quote(demo, "too-late", "accepted")["status"] == "declined"
+
+
+def test_more_hours_than_are_free_are_declined(demo: dict[str, Any]) -> None:
+    decision = quote(demo, "many-hours", "many-hours", hours=9999)
+    assert (decision["status"], decision["operations"]) == ("declined", [])
+    assert "9999 h asked for" in decision["outcome"]["reason"]
+
+
+def test_a_large_discount_goes_to_a_person(demo: dict[str, Any]) -> None:
+    decision = quote(demo, "discount", "discount", discount_percent=50)
+    assert (decision["status"], decision["operations"]) == ("in_review", [])
+
+
+def test_the_delivery_date_is_the_tenth_working_day_of_the_customers_country(demo: dict[str, Any]) -> None:
+    decision = quote(demo, "xmas", "xmas", start="2026-12-18")
+    assert decision["outcome"]["terms"]["delivery"] == "2027-01-05", (
+        "Christmas and New Year are no working days"
+    )
+
+
+def test_a_price_is_exact_and_rounds_half_up_to_the_currencys_own_unit() -> None:
+    assert in_currency(100_00, "1.4282", 0, "SGD") == Money(142_82, "SGD")
+    assert in_currency(100_00, "169.35", 0, "JPY") == Money(16_935, "JPY")
+    assert in_currency(1, "1.5", 0, "USD") == Money(2, "USD")
+    assert in_currency(354_000, "1.4282", 15, "SGD") == Money(429_745, "SGD")
+
+
+def test_a_quoted_proposal_needs_a_positive_price() -> None:
+    assert allowed(None, Proposal("quoted", None, date(2026, 1, 5)))
+    assert allowed(None, Proposal("quoted", Money(0, "SGD")))
+    assert allowed(None, Proposal("draft")) is None
+    assert allowed(Proposal("accepted", Money(1, "SGD")), Proposal("accepted", Money(1, "SGD"))) is None
+
+
+def test_sigterm_ends_the_demo_and_all_its_processes_with_code_0() -> None:
+    with data_folder() as folder, demo_process(folder / "demo") as process:
+        pids = process.ready["pids"]
+        assert process.stop() == 0
+        assert not [name for name, pid in pids.items() if lives(pid)]
+
+
+def test_a_killed_demo_takes_its_processes_with_it_and_the_next_one_finds_everything() -> None:
+    with data_folder() as folder, demo_process(folder / "demo", "--processes", "2") as process:
+        first = process.ready
+        decision = quote(first, "kept", "kept")
+        process.kill()
+        eventually_now(
+            lambda: not any(map(lives, first["pids"].values())), 20, what="its children have ended"
+        )
+        process.start()
+        assert process.ready["keys"] == first["keys"]
+        status, found = send(process.ready, "GET", f"/v1/decisions/{decision['id']}")
+        assert (status, found["status"]) == (200, "committed")
+        assert stat.S_IMODE((folder / "demo" / "keys.json").stat().st_mode) == 0o600
+
+
+def test_a_second_demo_on_the_same_folder_is_refused_and_says_why() -> None:
+    with data_folder() as folder, demo_process(folder / "demo") as process:
+        refused = coordinator("demo", "--no-tour", "--json", "--data", str(folder / "demo"))
+        assert refused.returncode == 1
+        assert "in use by another coordinator" in refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert process.returncode is None
+
+
+def test_the_tour_ends_with_0_when_ledger_and_receipts_agree_and_may_be_taken_again() -> None:
+    with data_folder() as folder:
+        for effects in (6, 12):
+            taken = coordinator("demo", "--once", "--json", "--data", str(folder / "demo"))
+            assert taken.returncode == 0, taken
+            assert as_json(taken) == {
+                "agrees": True,
+                "complaints": [],
+                "effects": effects,
+                "matched": effects,
+            }
+
+
+def test_the_tour_ends_with_1_when_the_ledger_holds_what_we_never_committed() -> None:
+    with data_folder() as folder:
+        with demo_process(folder / "demo") as process:
+            _act_behind_our_back(process)
+        taken = coordinator("demo", "--once", "--json", "--data", str(folder / "demo"))
+        assert taken.returncode == 1
+        result = as_json(taken)
+        assert result["complaints"] == ["somebody-else: the provider has an effect that we know nothing of"]
+
+
+def _act_behind_our_back(process: Process) -> None:
+    request = urllib.request.Request(
+        f"{process.ready['providers_url']}/effects/send-quote",
+        data=b"{}",
+        headers={"Idempotency-Key": "somebody-else"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 201
+
+
+def test_once_and_no_tour_exclude_each_other(tmp_path: Path) -> None:
+    assert coordinator("demo", "--once", "--no-tour", "--data", str(tmp_path)).returncode == 2
+
+
+def test_ctrl_c_while_it_starts_leaves_no_process_behind() -> None:
+    with data_folder() as folder:
+        process = demo_process(folder / "demo")
+        try:
+            process._spawn()
+            eventually_now(lambda: (folder / "demo" / "providers.log").exists(), 30)
+            assert process._child is not None
+            process._child.send_signal(signal.SIGINT)
+            assert process._child.wait(30) == 0
+        finally:
+            process.kill()
+        with demo_process(folder / "demo") as again:
+            assert again.ready["url"]
