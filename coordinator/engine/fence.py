@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
 from coordinator.config import Settings
 from coordinator.core.evidence import Decisive, MaxAge
 from coordinator.core.fence import Check, ReadCheck, all_hold, compare_items, moved, with_dependants
-from coordinator.engine.gather import Readings, read
+from coordinator.engine.gather import Readings, at_once, read
 from coordinator.engine.run import Engine, Reading, Run
 
 
@@ -40,17 +41,15 @@ async def fence(engine: Engine, run: Run, readings: Mapping[str, Reading]) -> Fe
     """Compare everything decisive with the world as it is now."""
     now: Readings = {}
 
-    async def again(name: str, traceparent: str) -> None:
+    async def again(name: str, traceparent: str, others: anyio.CancelScope) -> None:
         declared = run.type.evidence[name]
         now[name] = await read(
             engine, run, declared, readings, traceparent=traceparent, then=readings[name].item
         )
 
+    decisive = [name for name in readings if _is_reread(run, readings[name])]
     with run.stage("fence") as traceparent:
-        async with anyio.create_task_group() as tasks:
-            for name in readings:
-                if _is_reread(run, readings[name]):
-                    tasks.start_soon(again, name, traceparent)
+        await at_once(decisive, partial(again, traceparent=traceparent))
     return _compare(run, readings, now)
 
 

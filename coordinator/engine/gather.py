@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -52,28 +52,42 @@ Readings = dict[str, Reading]
 
 async def gather(engine: Engine, run: Run, wanted: Iterable[str], have: Readings) -> Readings:
     """Read ``wanted``; ``have`` is what is there already. Returns the new readings only."""
-    names = [name for name in run.type.evidence if name in set(wanted)]
+    asked_for = set(wanted)
+    names = [name for name in run.type.evidence if name in asked_for]
     fresh: Readings = {}
     there = {name: anyio.Event() for name in names}
+    began: dict[str, float] = {}
 
-    async def one(name: str, traceparent: str) -> None:
+    async def one(name: str, traceparent: str, others: anyio.CancelScope) -> None:
         declared = run.type.evidence[name]
         for before in declared.after:
             if before in there:
                 await there[before].wait()
+        began[name] = time.monotonic()
         fresh[name] = await read(engine, run, declared, {**have, **fresh}, traceparent=traceparent)
         there[name].set()
         if declared.required and fresh[name].item.state != "found":
-            tasks.cancel_scope.cancel()
+            others.cancel()
 
     with run.stage("gather", evidence_count=len(names)) as traceparent:
-        async with anyio.create_task_group() as tasks:
-            for name in names:
-                tasks.start_soon(one, name, traceparent)
+        await at_once(names, partial(one, traceparent=traceparent))
     for name in names:
         if name not in fresh:
-            fresh[name] = _no_answer(run.type.evidence[name], "cancelled", time.monotonic(), 0)
+            attempts = 1 if name in began else 0
+            now = time.monotonic()
+            fresh[name] = _no_answer(run.type.evidence[name], "cancelled", began.get(name, now), attempts)
     return fresh
+
+
+async def at_once(names: Sequence[str], read_one: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    """Call ``read_one(name, others=scope)`` for all names concurrently; cancelling the scope ends those under way."""
+    if len(names) == 1:
+        with anyio.CancelScope() as alone:
+            await read_one(names[0], others=alone)
+        return
+    async with anyio.create_task_group() as tasks:
+        for name in names:
+            tasks.start_soon(partial(read_one, name, others=tasks.cancel_scope))
 
 
 def freeze(run: Run, readings: Mapping[str, Reading]) -> Packet:
