@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,12 +25,17 @@ else:  # msgspec decodes into it, and has no name for a type that contains itsel
 
 MAX_INTEGER = 2**53 - 1
 MAX_DEPTH = 32
+_WRITTEN_AS_INTEGER = 1e21
+"""RFC 8785 writes whole floats below this without an exponent."""
 
 _sorted_json = msgspec.json.Encoder(order="sorted")
-# RFC 8785 differs from msgspec's sorted output in two things only: how floats are written, and how keys beyond ASCII are
-# ordered. Both are rare here, and both are visible in the bytes; a false alarm costs time, not correctness.
-_needs_rfc8785 = re.compile(rb'(?:":|[\[,]|\A)-?\d+[.eE]|[^\x00-\x7f]')
-_suspect = re.compile(rb"\\u0000|null|\d{16}")
+# RFC 8785 differs from msgspec's sorted output in three things only: how floats are written, how keys beyond ASCII are ordered,
+# and that numbers without a meaning in JSON are refused. All are rare here, and all are visible in the bytes; a false alarm
+# costs time, not correctness.
+_needs_rfc8785 = re.compile(rb'["\[,]:?-?\d+(?:[.eE]|(?<=\d{16}))')
+# How MessagePack spells a float64 that is not finite; no UTF-8 text contains these bytes.
+_not_finite = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+_suspect = re.compile(rb"\\u0000|null|\d{16}|\de(?:1[6-9]|20)(?!\w)")
 
 
 class InvalidJson(ValueError):
@@ -45,8 +51,8 @@ def parse(text: bytes) -> JsonValue:
     """Read strict JSON.
 
     Refuses, with `InvalidJson`: bytes that are not UTF-8, duplicate keys, NaN and infinities (spelled or overflowed), integers
-    beyond ±(2^53-1), NUL and lone surrogates in any string or key, and nesting deeper than 32. Whole floats come back as
-    integers, so that ``1`` and ``1.0`` are one value, as they are in RFC 8785.
+    beyond ±(2^53-1) however they are spelled, NUL and lone surrogates in any string or key, and nesting deeper than 32. Whole
+    floats come back as integers, so that ``1`` and ``1.0`` are one value, as they are in RFC 8785.
     """
     try:
         decoded = text.decode("utf-8")
@@ -72,9 +78,14 @@ def parse(text: bytes) -> JsonValue:
 def canonical(value: object) -> bytes:
     """The only spelling of a JSON value (RFC 8785). Raises ``ValueError`` for what has none (NaN, integers past 2^53)."""
     encoded = _sorted_json.encode(value)
-    if _needs_rfc8785.search(encoded):
+    if not encoded.isascii() or _needs_rfc8785.search(b"," + encoded) or _hides_a_number(value, encoded):
         return rfc8785.dumps(msgspec.to_builtins(value, str_keys=True))
     return encoded
+
+
+def _hides_a_number(value: object, encoded: bytes) -> bool:
+    """Whether a null may be NaN or an infinity."""
+    return b"null" in encoded and _not_finite.search(msgspec.msgpack.encode(value)) is not None
 
 
 def digest(data: bytes) -> str:
@@ -97,10 +108,10 @@ def _check_each(value: JsonValue) -> None:
     for pointer, depth, item in _walk(value, "", 1):
         if isinstance(item, str):
             _text(item, pointer)
-        elif isinstance(item, int) and abs(item) > MAX_INTEGER:
-            raise InvalidJson("an integer is beyond ±(2^53-1)", pointer)
         elif isinstance(item, float) and not math.isfinite(item):
             raise InvalidJson("a number is not finite", pointer)
+        elif isinstance(item, int | float) and _is_integer_beyond(item):
+            raise InvalidJson("an integer is beyond ±(2^53-1)", pointer)
         elif depth > MAX_DEPTH and isinstance(item, list | dict):
             raise InvalidJson(f"nested deeper than {MAX_DEPTH}", pointer[:200])
 
@@ -132,10 +143,16 @@ def _text(text: str, pointer: str) -> None:
 def _unique(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise InvalidJson(f"the key {twice!a} stands twice in one object")
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise InvalidJson(f"the key {twice[:100]!a} stands twice in one object")
     return members
+
+
+def _is_integer_beyond(number: float) -> bool:
+    """Whether its canonical spelling is an integer that JSON readers do not agree on; ``1e16`` is, ``1e21`` is not."""
+    if isinstance(number, int):
+        return abs(number) > MAX_INTEGER
+    return number.is_integer() and MAX_INTEGER < abs(number) < _WRITTEN_AS_INTEGER
 
 
 def _integer(digits: str) -> int:
@@ -148,6 +165,8 @@ def _float(digits: str) -> float | int:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
         raise InvalidJson(f"the number {digits[:24]} is out of range")
+    if _is_integer_beyond(number):
+        raise InvalidJson(f"the integer {digits[:24]} is beyond ±(2^53-1)")
     if number.is_integer() and abs(number) <= MAX_INTEGER:
         return int(number)
     return number
