@@ -12,7 +12,8 @@ is that rule as a table over (guarantee, result, age, attempts); everything that
     (* where the sink can be asked by key; otherwise park)
 
 An operation is *in doubt* once a send of it was ambiguous, until the provider has said that it knows nothing of it. In doubt,
-"rejected" and "not sent" speak of the latest attempt only: what would be a failure is looked up or parked instead.
+"rejected" and "not sent" speak of the latest attempt only: what would be a failure is looked up or parked instead, and what
+would be a retry is sent only while the provider recognises our key.
 
 A parked operation is `uncertain` with its reason, for a person or for evidence that arrives later.
 """
@@ -180,11 +181,14 @@ def next_step(
         case Rejected(code, message):
             return _failure(guarantee, f"{code}: {message}", in_doubt, timeout_ms)
         case NotSent(code, message, retry_after_ms):
-            if sends >= MAX_SENDS:
-                return _failure(guarantee, f"{code} after {sends} attempts: {message}", in_doubt, timeout_ms)
-            return Resend(max(backoff_ms, retry_after_ms or 0), code)
+            pause_ms = max(backoff_ms, retry_after_ms or 0)
+            if sends < MAX_SENDS and (not in_doubt or _recognised(guarantee, age_ms, pause_ms, timeout_ms)):
+                return Resend(pause_ms, code)
+            return _failure(guarantee, f"{code} after {sends} attempts: {message}", in_doubt, timeout_ms)
         case Ambiguous(code, message):
-            return _after_ambiguity(guarantee, f"{code}: {message}", age_ms, sends, timeout_ms, backoff_ms)
+            if sends < MAX_SENDS and _recognised(guarantee, age_ms, backoff_ms, timeout_ms):
+                return Resend(backoff_ms, f"{code}: {message}")
+            return _ask_or_park(guarantee, f"{code}: {message}", timeout_ms)
 
 
 def _failure(guarantee: Guarantee, reason: str, in_doubt: bool, timeout_ms: int) -> Step:
@@ -202,16 +206,13 @@ def _ask_or_park(guarantee: Guarantee, reason: str, timeout_ms: int) -> Step:
     return Park(reason) if lag_ms is None else AskProvider(timeout_ms + lag_ms, reason)
 
 
-def _after_ambiguity(
-    guarantee: Guarantee, reason: str, age_ms: int, sends: int, timeout_ms: int, backoff_ms: int
-) -> Step:
+def _recognised(guarantee: Guarantee, age_ms: int, pause_ms: int, timeout_ms: int) -> bool:
+    """Whether the provider will still know our key when an attempt that begins after ``pause_ms`` has ended."""
     match guarantee:
-        case Keyed(window_ms) if (
-            age_ms + backoff_ms + timeout_ms < window_ms * SAFE_SHARE_OF_WINDOW and sends < MAX_SENDS
-        ):
-            return Resend(backoff_ms, reason)
-        case _:
-            return _ask_or_park(guarantee, reason, timeout_ms)
+        case Keyed(window_ms):
+            return age_ms + pause_ms + timeout_ms < window_ms * SAFE_SHARE_OF_WINDOW
+        case Lookup() | Unguarded():
+            return False
 
 
 def after_lookup(
@@ -219,18 +220,24 @@ def after_lookup(
 ) -> Step:
     """What to do after asking the provider. Not found is proof only once the longest request and the lag have passed since the
     last send (``age_ms``); then it is safe to send again, since the provider demonstrably has not acted."""
-    lag_ms = lookup_lag_ms(guarantee)
     match result:
         case Accepted(reference):
             return Succeed(reference)
-        case NotFound() if lag_ms is not None and age_ms >= timeout_ms + lag_ms:
-            return Resend(0, "the provider has no effect under this key")
         case NotFound():
-            return AskProvider(timeout_ms + (lag_ms or 0) - age_ms, "asked too early to be proof")
+            return _after_not_found(guarantee, age_ms, timeout_ms)
         case Ambiguous(code, message) if lookups < MAX_LOOKUPS:
             return AskProvider(backoff_ms, f"{code}: {message}")
         case Ambiguous(code, message):
             return Park(f"the provider could not be asked: {code}: {message}")
+
+
+def _after_not_found(guarantee: Guarantee, age_ms: int, timeout_ms: int) -> Step:
+    lag_ms = lookup_lag_ms(guarantee)
+    if lag_ms is None:
+        return Park("the provider cannot be asked: that it knows of nothing proves nothing")
+    if age_ms < timeout_ms + lag_ms:
+        return AskProvider(timeout_ms + lag_ms - age_ms, "asked too early to be proof")
+    return Resend(0, "the provider has no effect under this key")
 
 
 def lookup_lag_ms(guarantee: Guarantee) -> int | None:
