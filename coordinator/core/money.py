@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
 
 import msgspec
 from iso4217 import Currency
 
 from coordinator.core.canonical import MAX_INTEGER
+
+_AMOUNT = re.compile(r"(-?)([0-9]{1,16})(?:\.([0-9]+))?")
 
 
 class Money(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,10 +48,11 @@ def money(text: str) -> Money:
     """Read ``"0.40 SGD"``. More digits than the currency has are an error, never rounded."""
     amount, _, currency = text.strip().partition(" ")
     digits = exponent(currency)
-    try:
-        minor = Decimal(amount).scaleb(digits)
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is not an amount such as '0.40 SGD'") from None
-    if not minor.is_finite() or minor != minor.to_integral_value():
+    parts = _AMOUNT.fullmatch(amount)
+    if parts is None:
+        raise ValueError(f"{text!r} is not an amount such as '0.40 SGD'")
+    sign, whole, fraction = parts.groups(default="")
+    fraction = fraction.rstrip("0")
+    if len(fraction) > digits:
         raise ValueError(f"{text!r} has more digits than {currency}'s {digits}")
-    return Money(int(minor), currency)
+    return Money(int(sign + whole + fraction.ljust(digits, "0")), currency)
