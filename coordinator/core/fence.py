@@ -1,7 +1,7 @@
 """The fence, as arithmetic: does what the policy relied on still hold, and what must be read again if not.
 
 A revision that moved proves nothing by itself; what counts is whether the *decisive fields* moved. A missing reading is compared
-by its state: evidence that was absent must still be absent.
+by its state: evidence that was absent must still be absent. Values are compared as JSON, where ``1`` is ``1.0`` but not ``true``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core.canonical import JsonValue
-from coordinator.core.evidence import Decisive, Evidence, Item
+from coordinator.core.canonical import JsonValue, canonical
+from coordinator.core.evidence import Decisive, Evidence, Item, State
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,23 +41,25 @@ class ReadCheck(msgspec.Struct, frozen=True):
         if not self.fields:
             held = version == self.version
             return [_check(self.evidence, "version", self.version, version, held)]
+        if self.data is None or data is None:
+            return [_check_states(self.evidence, _state(self.data), _state(data))]
         return compare_fields(self.evidence, self.fields, self.data, data)
 
 
 def compare_items(freshness: Decisive, then: Item, now: Item) -> list[Check]:
     """The checks of one re-read reading against the one that the policy saw."""
     if then.state != "found" or now.state != "found":
-        return [_check(then.name, "", then.state, now.state, then.state == now.state)]
+        return [_check_states(then.name, then.state, now.state)]
     if freshness.fields:
         return compare_fields(then.name, freshness.fields, then.value, now.value)
-    return [_check(then.name, "", then.value, now.value, then.value == now.value)]
+    return [_check(then.name, "", then.value, now.value, _same(then.value, now.value))]
 
 
 def compare_fields(name: str, fields: Sequence[str], then: JsonValue, now: JsonValue) -> list[Check]:
     checks = []
     for field in fields:
         before, after = _member(then, field), _member(now, field)
-        checks.append(_check(name, field, before, after, before == after))
+        checks.append(_check(name, field, before, after, _same(before, after)))
     return checks
 
 
@@ -81,6 +83,18 @@ def with_dependants(names: set[str], evidence: Mapping[str, Evidence[Any, Any]])
 
 def _member(value: JsonValue, field: str) -> JsonValue:
     return value.get(field) if isinstance(value, dict) else None
+
+
+def _same(then: JsonValue, now: JsonValue) -> bool:
+    return then == now and canonical(then) == canonical(now)
+
+
+def _state(data: JsonValue) -> State:
+    return "absent" if data is None else "found"
+
+
+def _check_states(evidence: str, then: State, now: State) -> Check:
+    return _check(evidence, "", then, now, then == now)
 
 
 def _check(evidence: str, field: str, then: JsonValue, now: JsonValue, held: bool) -> Check:
