@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 
-from coordinator.core.canonical import canonical, digest
+from coordinator.core.canonical import JsonValue, canonical, digest
 from coordinator.core.evidence import Evidence, Item, Optional, Required, State
 
 T = TypeVar("T")
@@ -45,6 +45,14 @@ class MissingEvidence(LookupError):
     """Required evidence was asked for that is not there; the engine never runs a policy on such a packet."""
 
 
+class _Stored(msgspec.Struct, frozen=True):
+    name: str
+    value: JsonValue
+
+
+_stored = msgspec.json.Decoder(list[_Stored]).decode
+
+
 class Packet:
     """Immutable. ``packet[evidence]`` gives the typed value; ``packet.item(name)`` the whole reading."""
 
@@ -55,6 +63,7 @@ class Packet:
         self._by_name = {item.name: item for item in self.items}
         self._types = types
         self._typed: dict[str, Any] = {}
+        self._stored: dict[str, JsonValue] = {}
 
     @overload
     def __getitem__(self, evidence: Evidence[T, Required]) -> T: ...
@@ -75,5 +84,7 @@ class Packet:
 
     def _value(self, item: Item) -> Any:
         if item.name not in self._typed:
-            self._typed[item.name] = msgspec.convert(item.value, self._types[item.name])
+            if not self._stored:
+                self._stored = {each.name: each.value for each in _stored(self.bytes)}
+            self._typed[item.name] = msgspec.convert(self._stored[item.name], self._types[item.name])
         return self._typed[item.name]
