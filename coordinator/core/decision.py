@@ -173,11 +173,22 @@ def _topological(known: Mapping[str, Evidence[Any, Any]]) -> dict[str, Evidence[
             name for name, declared in waiting.items() if all(before in ordered for before in declared.after)
         ]
         if not ready:
-            names = " -> ".join(waiting)
-            raise DeclarationError(f"evidence depends on itself: {names}", next(iter(waiting.values())).where)
+            cycle = _cycle(waiting)
+            names = " after ".join([*cycle, cycle[0]])
+            raise DeclarationError(f"evidence depends on itself: {names}", waiting[cycle[0]].where)
         for name in ready:
             ordered[name] = waiting.pop(name)
     return ordered
+
+
+def _cycle(waiting: Mapping[str, Evidence[Any, Any]]) -> list[str]:
+    """Names each of which comes after the next, and the last after the first. Each of ``waiting`` waits for another of them."""
+    path = [next(iter(waiting))]
+    while True:
+        before = next(name for name in waiting[path[-1]].after if name in waiting)
+        if before in path:
+            return path[path.index(before) :]
+        path.append(before)
 
 
 class Coordinator:
@@ -188,18 +199,19 @@ class Coordinator:
     ) -> None:
         where = declared_at()
         self.types: dict[str, DecisionType[Any, Any]] = {}
-        self.record_kinds: dict[str, RecordKind[Any]] = {kind.name: kind for kind in records}
+        self.record_kinds: dict[str, RecordKind[Any]] = {}
         self.sinks: dict[tuple[str, str], Sink] = {}
+        for kind in (*records, *(declared.record for declared in types if declared.record is not None)):
+            if not NAME.match(kind.name):
+                raise DeclarationError(
+                    f"record kind {kind.name!r}: a name is 1..63 of a-z, 0-9 and -", kind.where
+                )
+            if self.record_kinds.setdefault(kind.name, kind) is not kind:
+                raise DeclarationError(f"record kind {kind.name!r} is declared twice", kind.where)
         for declared in types:
             if declared.name in self.types:
                 raise DeclarationError(f"decision type {declared.name!r} is declared twice", declared.where)
             self.types[declared.name] = declared
-            if declared.record is not None:
-                known = self.record_kinds.setdefault(declared.record.name, declared.record)
-                if known is not declared.record:
-                    raise DeclarationError(
-                        f"record kind {known.name!r} is declared twice", declared.record.where
-                    )
             for name, sink in declared.sinks.items():
                 self.sinks[declared.name, name] = sink
         if not self.types:
