@@ -23,6 +23,7 @@ from typing import (
     Protocol,
     TypeAlias,
     TypeVar,
+    Union,
     cast,
     get_args,
     get_origin,
@@ -43,6 +44,7 @@ P = TypeVar("P")
 
 State = Literal["found", "absent", "failed", "timed_out", "cancelled", "skipped"]
 MAX_DEADLINE_MS = 3_600_000
+UNIONS = (UnionType, Union)  # of generic structs, ``A[int] | B`` is the latter
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
@@ -243,7 +245,8 @@ def _check_decisive_fields(name: str, returns: Any, freshness: Freshness, where:
             f"evidence {name!r}: its source returns {returns!r}; it must be a msgspec.Struct", where
         )
     if isinstance(freshness, Decisive):
-        known = {field.encode_name for field in msgspec.structs.fields(returns)}
+        arms = get_args(returns) if get_origin(returns) in UNIONS else (returns,)
+        known = {field.encode_name for arm in arms for field in msgspec.structs.fields(arm)}
         for field in freshness.fields:
             if field not in known:
                 raise DeclarationError(
@@ -253,7 +256,7 @@ def _check_decisive_fields(name: str, returns: Any, freshness: Freshness, where:
 
 def is_struct(kind: Any) -> bool:
     """Whether a type is a msgspec.Struct, or a union of them."""
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in UNIONS:
         return all(is_struct(arm) for arm in get_args(kind))
     origin = get_origin(kind) or kind
     return isinstance(origin, type) and issubclass(origin, msgspec.Struct)
