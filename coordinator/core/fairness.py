@@ -20,6 +20,10 @@ class ClassLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reserved: int
     queue_depth: int
 
+    def __post_init__(self) -> None:
+        if self.weight < 1 or self.reserved < 0 or self.queue_depth < 0:
+            raise ValueError("weight must be at least 1, reserved and queue_depth must not be negative")
+
 
 class ClassShares:
     """The state of the choice; ``slots`` is how many decisions run at once."""
