@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_OURS = str(Path(__file__).resolve().parents[1])
+_OURS = f"{Path(__file__).resolve().parents[1]}/"
 
 
 def declared_at() -> str:
@@ -21,4 +21,4 @@ def declared_at() -> str:
 
 
 def _is_demo(filename: str) -> bool:
-    return filename.startswith((f"{_OURS}/demo/", f"{_OURS}/testing/"))
+    return filename.startswith((f"{_OURS}demo/", f"{_OURS}testing/"))
