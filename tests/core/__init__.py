@@ -1,0 +1,1 @@
+"""Core is pure: its tests need neither a database nor a clock."""
