@@ -28,12 +28,14 @@ How to read the table:
     hot             all clients change one record
     2 processes     two server processes behind one socket
     in process      `Service.decide` called directly, sources and the sink in memory: no HTTP anywhere, driver in the same process
-    p50 p95 p99     milliseconds from request to answer of decisions that were committed
+    p50 p95 p99     milliseconds from request to answer of decisions that were committed; for the floor at one client, the mean
+                    of the three transactions together
     tx              transactions per decision, from the server's own counter: admit + start + commit + settle
     xid             writing transactions per decision as PostgreSQL counted them (transaction ids used; exact at once, where
                     pg_stat_database lags by seconds)
     WAL kB          write-ahead log per decision
-    CPU ms          per decision, user and system, of the server, the providers, PostgreSQL with all its backends, the driver
+    server .. driver CPU ms per decision, user and system, of the server, the providers, PostgreSQL with all its backends, the
+                    driver
     errors          answers other than 201
     left            effects committed but not yet settled when the last answer came: work that the rate does not include
 

@@ -51,18 +51,16 @@ def floor_row(world: World, floor: Floor, clients: int, seconds: float, logs: Lo
     pids = {"postgres": world.postgres.pid}
     world.sql("CHECKPOINT")
     before = meter.read(world, pids, None)
-    began = time.perf_counter()
-    per_s, latency = floor.run(clients, seconds, logs)
-    elapsed = time.perf_counter() - began
+    bench = floor.run(clients, seconds, logs)
     used = meter.read(world, pids, None).since(before)
     return _row(
         used,
-        max(1, round(per_s * min(elapsed, seconds))),
+        bench.decisions,
         case="floor, log each" if logs == "each" else "floor, one log",
         type="",
         clients=clients,
-        per_s=per_s,
-        p50=latency if clients == 1 else None,
+        per_s=bench.per_s,
+        p50=bench.latency_ms if clients == 1 else None,
     )
 
 

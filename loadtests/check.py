@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from loadtests.types import EFFECT
+from loadtests.decision_types import EFFECT
 from loadtests.world import World, fetch
 
 COMMITTED = "SELECT count(*) FROM decisions WHERE status = 'committed' AND idempotency_key LIKE '{prefix}-%'"

@@ -10,8 +10,8 @@ import msgspec
 import uvloop
 
 from loadtests import worker
+from loadtests.decision_types import RECORD_KIND
 from loadtests.load import Answer, Ask, Plan
-from loadtests.types import RECORD_KIND
 
 URL, KEY = "LOADTEST_URL", "LOADTEST_KEY"
 TIMEOUT_S = 60

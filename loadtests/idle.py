@@ -13,9 +13,9 @@ import msgspec
 
 from coordinator.demo.launch import Process
 from loadtests.cases import Row, http_row, plan_for
+from loadtests.decision_types import SOURCES
 from loadtests.floor import Floor
 from loadtests.load import Detail
-from loadtests.types import SOURCES
 from loadtests.world import World
 
 DELAY_MS = 20

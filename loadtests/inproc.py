@@ -15,11 +15,12 @@ from coordinator.api.problems import render
 from coordinator.config import Settings
 from coordinator.core.request import DecisionRequest
 from coordinator.engine.service import Rested, Service, run_service
+from coordinator.errors import RequestRefused
 from coordinator.store.keys import Key
 from loadtests import worker
+from loadtests.decision_types import in_memory
 from loadtests.driver import body_of
 from loadtests.load import Answer, Ask, Plan
-from loadtests.types import in_memory
 
 DATABASE, TENANT = "LOADTEST_DATABASE", "LOADTEST_TENANT"
 WAIT_S = 60.0
@@ -32,7 +33,10 @@ def direct_ask(service: Service, plan: Plan) -> Ask:
         body = msgspec.json.decode(msgspec.json.encode(body_of(plan, number)))
         request = msgspec.convert(body, DecisionRequest)
         key = f"{plan.prefix}-{number}"
-        result = await service.decide(caller, key, request, body, wait_s=WAIT_S, traceparent=None)
+        try:
+            result = await service.decide(caller, key, request, body, wait_s=WAIT_S, traceparent=None)
+        except RequestRefused as refused:
+            return Answer(refused.code, b"")
         if isinstance(result, Rested):
             return Answer(str(result.status), result.body)
         return Answer("pending", result.body)

@@ -14,6 +14,8 @@ from loadtests.idle import Idle
 CPU = ("server", "providers", "postgres", "driver")
 WIDTHS = {"case": 20, "type": 14, "clients": 4}
 FLOOR = "floor, log each"
+STEADY = 0.2
+"""How much the floor may move."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -26,7 +28,7 @@ class Report(msgspec.Struct, kw_only=True):
     checked: Checked | None = None
 
     def ratio(self, row: Row) -> float | None:
-        """decisions/s over the mean floor at the same number of clients."""
+        """decisions/s over the mean floor at the same number of clients, of those measured so far."""
         floors = [one.per_s for one in self.rows if one.case == FLOOR and one.clients == row.clients]
         return row.per_s / mean(floors) if floors else None
 
@@ -35,7 +37,22 @@ class Report(msgspec.Struct, kw_only=True):
         return msgspec.json.format(msgspec.json.encode({**msgspec.to_builtins(self), "rows": rows}), indent=2)
 
 
-def heading() -> str:
+def table(report: Report) -> str:
+    return "\n".join([_heading(), *(line(report, row) for row in report.rows)])
+
+
+def steadiness(report: Report) -> str:
+    """How much the floor itself moved between before and after: ratios are no better than that."""
+    moved: dict[int, float] = {}
+    for clients in dict.fromkeys(row.clients for row in report.rows if row.case == FLOOR):
+        rates = [row.per_s for row in report.rows if row.case == FLOOR and row.clients == clients]
+        moved[clients] = max(rates) / min(rates) - 1
+    said = ", ".join(f"{part:.0%} at {clients} clients" for clients, part in moved.items())
+    verdict = ". NOT STEADY: repeat it on an idle machine" if max(moved.values()) > STEADY else ""
+    return f"between before and after, the floor moved by {said}{verdict}"
+
+
+def _heading() -> str:
     figures = ("per s", "x floor", "p50", "p95", "p99", "tx", "xid", "WAL kB", *CPU, "errors", "left")
     names = "  ".join(
         name.rjust(width) if name == "clients" else name.ljust(width)

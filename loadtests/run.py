@@ -12,12 +12,12 @@ from pathlib import Path
 from coordinator.demo.launch import Process
 from loadtests.cases import Row, floor_row, http_row, inproc_row, plan_for
 from loadtests.check import check
+from loadtests.decision_types import TYPES
 from loadtests.floor import Floor
 from loadtests.idle import idle_case
 from loadtests.load import Measured, Plan
 from loadtests.machine import environment
-from loadtests.report import Report, checked_text, heading, idle_text, line, preamble, problems
-from loadtests.types import TYPES
+from loadtests.report import Report, checked_text, idle_text, line, preamble, problems, steadiness, table
 from loadtests.world import World, world
 
 CASES = ("closed", "open", "hot", "idle", "processes")
@@ -27,7 +27,7 @@ WARMUP_DECISIONS_S = 1.0
 
 
 class Run:
-    """The state of one run: rows are printed as they come."""
+    """The state of one run. Rows go to stderr as they come; the table at the end has them all, with their final ratios."""
 
     def __init__(self, world: World, options: argparse.Namespace) -> None:
         self.world = world
@@ -43,8 +43,7 @@ class Run:
             self._count(plan, http_row(world, server, "", plan)[1])
         self.floor = Floor(world)
         self.report = Report(environment=found, sizes=self.floor.sample.sizes())
-        print(preamble(found, self.report.sizes), end="\n\n", flush=True)
-        print(heading(), flush=True)
+        print(preamble(found, self.report.sizes), flush=True)
 
     def all(self) -> None:
         with self.world.server(1) as server:
@@ -100,7 +99,7 @@ class Run:
 
     def _print(self, row: Row) -> None:
         self.report.rows.append(row)
-        print(line(self.report, row), flush=True)
+        print(line(self.report, row), file=sys.stderr, flush=True)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -147,6 +146,7 @@ def main() -> int:
         run = Run(made, options)
         run.all()
     report = run.report
+    print(f"\n{table(report)}\n\n{steadiness(report)}")
     if said := problems(report.rows):
         print(f"\n{said}")
     if report.idle is not None:

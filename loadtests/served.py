@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
+from loadtests.decision_types import over_http
 from loadtests.serve import PROVIDERS
-from loadtests.types import over_http
 
 coordinator = over_http(os.environ[PROVIDERS])
