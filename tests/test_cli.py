@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from coordinator.demo.launch import Process, package_environment
-from tests.support.demo import COMMAND, as_json, coordinator, demo_process
+from tests.support.demo import COMMAND, as_json, coordinator, coordinator_here, demo_process
 from tests.support.postgres import data_folder
 
 INPUT = '{"customer": "c-7", "site": "sg-1", "hours": 16, "currency": "SGD"}'
@@ -26,9 +26,12 @@ def demo() -> Iterator[dict[str, Any]]:
         yield process.ready
 
 
-def ask(demo: dict[str, Any], *arguments: str, scope: str = "decide", cwd: Path | None = None) -> Run:
-    env = {"COORDINATOR_URL": demo["url"], "COORDINATOR_KEY": demo["keys"][scope]}
-    return coordinator(*arguments, env=env, cwd=cwd)
+def settings(demo: dict[str, Any], scope: str) -> dict[str, str]:
+    return {"COORDINATOR_URL": demo["url"], "COORDINATOR_KEY": demo["keys"][scope]}
+
+
+def ask(demo: dict[str, Any], *arguments: str, scope: str = "decide") -> Run:
+    return coordinator_here(*arguments, env=settings(demo, scope))
 
 
 def decided(demo: dict[str, Any], record: str, *options: str) -> Any:
@@ -63,8 +66,15 @@ def test_input_may_come_from_a_file(demo: dict[str, Any], tmp_path: Path) -> Non
     (tmp_path / "input.json").write_text(INPUT)
     done = ask(
         demo,
-        *("decide", "proposal-quote", "--input", "@input.json", "--record", "proposal/file", "--json"),
-        cwd=tmp_path,
+        *(
+            "decide",
+            "proposal-quote",
+            "--input",
+            f"@{tmp_path}/input.json",
+            "--record",
+            "proposal/file",
+            "--json",
+        ),
     )
     assert as_json(done)["input"] == msgspec.json.decode(INPUT)
 
@@ -98,7 +108,7 @@ def test_a_stale_version_is_exit_code_1_and_says_what_to_do_next(demo: dict[str,
     ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
-    done = coordinator(*arguments)
+    done = coordinator_here(*arguments)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "Traceback" not in done.stderr
 
@@ -111,13 +121,13 @@ def test_a_refused_input_is_told_by_field(demo: dict[str, Any]) -> None:
 
 
 def test_without_a_key_the_message_says_how_to_get_one(demo: dict[str, Any]) -> None:
-    done = coordinator("decisions", "--url", demo["url"])
+    done = coordinator_here("decisions", "--url", demo["url"])
     assert done.returncode == 1
     assert "coordinator keys create" in done.stderr
 
 
 def test_where_nothing_answers_the_message_says_how_to_start_a_service() -> None:
-    done = coordinator("decisions", "--url", "http://127.0.0.1:9", "--key", "k")
+    done = coordinator_here("decisions", "--url", "http://127.0.0.1:9", "--key", "k")
     assert done.returncode == 1
     assert "coordinator serve" in done.stderr
 
@@ -218,7 +228,8 @@ def test_a_replay_with_another_policy_is_exit_code_1_and_says_what_differs(
 ) -> None:
     (tmp_path / "other.py").write_text(OTHER_POLICY.format(body=body))
     decision = decided(demo, "other-policy")
-    done = ask(demo, "replay", decision["id"], "--module", "other:coordinator", scope="audit", cwd=tmp_path)
+    command = ("replay", decision["id"], "--module", "other:coordinator")
+    done = coordinator(*command, env=settings(demo, "audit"), cwd=tmp_path)
     assert done.returncode == 1, done
     assert "differs" in done.stdout
     assert said in done.stdout
@@ -230,20 +241,20 @@ def test_a_replay_with_another_policy_is_exit_code_1_and_says_what_differs(
 
 def test_migrate_creates_the_schema_and_then_has_nothing_to_do(empty_database_url: str) -> None:
     env = {"DATABASE_URL": empty_database_url}
-    assert "Created" in coordinator("migrate", env=env).stdout
-    assert as_json(coordinator("migrate", "--json", env=env)) == {"created": False, "applied": []}
+    assert "Created" in coordinator_here("migrate", env=env).stdout
+    assert as_json(coordinator_here("migrate", "--json", env=env)) == {"created": False, "applied": []}
 
 
 def test_a_key_is_shown_when_it_is_made_and_never_again(database_url: str) -> None:
     env = {"DATABASE_URL": database_url}
-    made = coordinator(
+    made = coordinator_here(
         *("keys", "create", "--tenant", "t", "--scope", "audit", "--scope", "decide", "--name", "desk"),
         env=env,
     )
     assert made.returncode == 0, made
     key = made.stdout.strip()
     assert key.startswith("ck_")
-    listed = coordinator("keys", "list", "--tenant", "t", env=env)
+    listed = coordinator_here("keys", "list", "--tenant", "t", env=env)
     assert "desk" in listed.stdout
     assert "decide, audit" in listed.stdout
     assert key not in listed.stdout
@@ -252,22 +263,22 @@ def test_a_key_is_shown_when_it_is_made_and_never_again(database_url: str) -> No
 
 def test_a_key_can_be_revoked_once(database_url: str) -> None:
     env = {"DATABASE_URL": database_url}
-    made = as_json(coordinator("keys", "create", "--scope", "decide", "--json", env=env))
-    first, again = (coordinator("keys", "revoke", made["id"], env=env) for _ in range(2))
+    made = as_json(coordinator_here("keys", "create", "--scope", "decide", "--json", env=env))
+    first, again = (coordinator_here("keys", "revoke", made["id"], env=env) for _ in range(2))
     assert (first.returncode, again.returncode) == (0, 1)
-    (kept,) = as_json(coordinator("keys", "list", "--json", env=env))["items"]
+    (kept,) = as_json(coordinator_here("keys", "list", "--json", env=env))["items"]
     assert kept["revoked_at"] is not None
 
 
 def test_an_unknown_tenant_and_an_unreachable_database_are_faults(database_url: str, tmp_path: Path) -> None:
-    unknown = coordinator("keys", "list", "--tenant", "nobody", env={"DATABASE_URL": database_url})
+    unknown = coordinator_here("keys", "list", "--tenant", "nobody", env={"DATABASE_URL": database_url})
     assert unknown.returncode == 1
     assert "keys create --tenant nobody" in unknown.stderr
-    away = coordinator("keys", "list", "--database-url", "postgresql://u:secret@127.0.0.1:9/x")
+    away = coordinator_here("keys", "list", "--database-url", "postgresql://u:secret@127.0.0.1:9/x")
     assert away.returncode == 1
     assert "DATABASE_URL" in away.stderr
     assert "secret" not in away.stderr
-    nowhere = coordinator("keys", "list", "--data", str(tmp_path / "nothing"))
+    nowhere = coordinator_here("keys", "list", "--data", str(tmp_path / "nothing"))
     assert nowhere.returncode == 1
     assert "coordinator serve" in nowhere.stderr
 
@@ -289,9 +300,9 @@ def test_serve_makes_a_database_of_its_own_and_prints_the_first_key_once() -> No
             with serving(folder / "data", said) as server:
                 assert server.ready["data"] == str(folder / "data")
                 (key,) = re.findall(r"ck_\S+", said.read_text())
-                done = coordinator("decisions", "--url", server.ready["url"], "--key", key)
+                done = coordinator_here("decisions", "--url", server.ready["url"], "--key", key)
                 assert (done.returncode, done.stdout.strip()) == (0, "No decisions."), starts
-                made = coordinator(
+                made = coordinator_here(
                     *("keys", "create", "--scope", "audit", "--data", str(folder / "data")),
                 )
                 assert made.stdout.startswith("ck_"), "the running server's database is found"
@@ -308,8 +319,8 @@ def serving(data: Path, said: Path) -> Process:
 
 
 def test_help_is_there_for_every_command() -> None:
-    listed = coordinator("--help")
+    listed = coordinator_here("--help")
     names = re.findall(r"^  ([a-z]+)  ", listed.stdout, re.MULTILINE)
     assert {"serve", "demo", "migrate", "keys", "decide", "show", "replay", "drill"} <= set(names)
     for name in names:
-        assert coordinator(name, "--help").returncode == 0, name
+        assert coordinator_here(name, "--help").returncode == 0, name

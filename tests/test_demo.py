@@ -15,8 +15,9 @@ import pytest
 
 from coordinator import Money
 from coordinator.api.examples import DECISION, RECORD
-from coordinator.demo.launch import Process
+from coordinator.demo.ledger import Effect
 from coordinator.demo.proposal import Proposal, allowed, in_currency
+from coordinator.embedded import running_url
 from coordinator.store.keys import SCOPES
 from tests.support.demo import as_json, coordinator, demo_process, lives
 from tests.support.postgres import data_folder
@@ -120,11 +121,15 @@ def test_a_quoted_proposal_needs_a_positive_price() -> None:
     assert allowed(Proposal("accepted", Money(1, "SGD")), Proposal("accepted", Money(1, "SGD"))) is None
 
 
-def test_sigterm_ends_the_demo_and_all_its_processes_with_code_0() -> None:
+def test_a_second_demo_on_the_folder_is_refused_and_sigterm_ends_the_first_with_all_its_processes() -> None:
     with data_folder() as folder, demo_process(folder / "demo") as process:
-        pids = process.ready["pids"]
+        refused = coordinator("demo", "--no-tour", "--json", "--data", str(folder / "demo"))
+        assert refused.returncode == 1
+        assert "in use by another coordinator" in refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert process.returncode is None
         assert process.stop() == 0
-        assert not [name for name, pid in pids.items() if lives(pid)]
+        assert not [name for name, pid in process.ready["pids"].items() if lives(pid)]
 
 
 def test_a_killed_demo_takes_its_processes_with_it_and_the_next_one_finds_everything() -> None:
@@ -142,46 +147,25 @@ def test_a_killed_demo_takes_its_processes_with_it_and_the_next_one_finds_everyt
         assert stat.S_IMODE((folder / "demo" / "keys.json").stat().st_mode) == 0o600
 
 
-def test_a_second_demo_on_the_same_folder_is_refused_and_says_why() -> None:
-    with data_folder() as folder, demo_process(folder / "demo") as process:
-        refused = coordinator("demo", "--no-tour", "--json", "--data", str(folder / "demo"))
-        assert refused.returncode == 1
-        assert "in use by another coordinator" in refused.stderr
-        assert "Traceback" not in refused.stderr
-        assert process.returncode is None
-
-
-def test_the_tour_ends_with_0_when_ledger_and_receipts_agree_and_may_be_taken_again() -> None:
+def test_the_tour_ends_with_0_if_ledger_and_receipts_agree_and_with_1_if_not() -> None:
     with data_folder() as folder:
-        for effects in (6, 12):
-            taken = coordinator("demo", "--once", "--json", "--data", str(folder / "demo"))
-            assert taken.returncode == 0, taken
-            assert as_json(taken) == {
-                "agrees": True,
-                "complaints": [],
-                "effects": effects,
-                "matched": effects,
-            }
-
-
-def test_the_tour_ends_with_1_when_the_ledger_holds_what_we_never_committed() -> None:
-    with data_folder() as folder:
-        with demo_process(folder / "demo") as process:
-            _act_behind_our_back(process)
         taken = coordinator("demo", "--once", "--json", "--data", str(folder / "demo"))
-        assert taken.returncode == 1
-        result = as_json(taken)
-        assert result["complaints"] == ["somebody-else: the provider has an effect that we know nothing of"]
-
-
-def _act_behind_our_back(process: Process) -> None:
-    request = urllib.request.Request(
-        f"{process.ready['providers_url']}/effects/send-quote",
-        data=b"{}",
-        headers={"Idempotency-Key": "somebody-else"},
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert answer.status == 201
+        assert taken.returncode == 0, taken
+        assert as_json(taken) == {"agrees": True, "complaints": [], "effects": 6, "matched": 6}
+        with (folder / "demo" / "providers" / "ledger.jsonl").open("ab") as ledger:
+            forged = Effect(
+                at=0.0,
+                name="send-quote",
+                key="somebody-else",
+                count=1,
+                reference="",
+                payload=msgspec.Raw(b"{}"),
+            )
+            ledger.write(msgspec.json.encode(forged) + b"\n")
+        again = coordinator("demo", "--once", "--json", "--data", str(folder / "demo"))
+        assert again.returncode == 1, again
+        complaint = "somebody-else: the provider has an effect that we know nothing of"
+        assert as_json(again) == {"agrees": False, "complaints": [complaint], "effects": 13, "matched": 12}
 
 
 def test_once_and_no_tour_exclude_each_other(tmp_path: Path) -> None:
@@ -199,5 +183,4 @@ def test_ctrl_c_while_it_starts_leaves_no_process_behind() -> None:
             assert process._child.wait(30) == 0
         finally:
             process.kill()
-        with demo_process(folder / "demo") as again:
-            assert again.ready["url"]
+        assert running_url(folder / "demo" / "postgres") is None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import click
 import msgspec
@@ -48,10 +48,12 @@ class Fault(click.ClickException):
     def __init__(self, message: str, document: bytes | None = None) -> None:
         """``document`` is what ``--json`` prints on stdout in place of a result."""
         super().__init__(message)
-        self.document = document
+        self.document = (
+            document if _wants_json() else None
+        )  # asked now: no command is current when it is shown
 
-    def show(self, file: Any = None) -> None:
-        if self.document is not None and _wants_json():
+    def show(self, file: IO[Any] | None = None) -> None:
+        if self.document is not None:
             print_json(self.document)
         else:
             super().show(file)
