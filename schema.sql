@@ -136,6 +136,12 @@ CREATE TABLE operations (
     reference         text,
     sends             int NOT NULL DEFAULT 0 CHECK (sends >= 0),
     lookups           int NOT NULL DEFAULT 0 CHECK (lookups >= 0),
+    linked            boolean NOT NULL,    -- the decision has other operations, or it can be compensated: see core/saga.py
+    after             int[] NOT NULL,      -- ordinals that have to succeed first
+    on_failure        text NOT NULL CHECK (on_failure IN ('keep', 'compensate')),
+    compensation      json,                -- the operation that would undo it, as it would be inserted
+    compensates       int,                 -- the ordinal of what this one undoes
+    cancel_requested  boolean NOT NULL DEFAULT false,
     in_doubt          boolean NOT NULL DEFAULT false,    -- some send of it may have been acted upon, as far as we know
     traceparent       text NOT NULL,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -159,6 +165,23 @@ CREATE TABLE operations (
 CREATE INDEX operations_leased ON operations (tenant_id, lease_expires_at) WHERE lease_owner IS NOT NULL;
 CREATE INDEX operations_due ON operations (tenant_id, due_at) WHERE state IN ('ready', 'uncertain');
 CREATE INDEX operations_by_state ON operations (tenant_id, state, id);
+
+-- Events that providers sent us of themselves, so that each counts once.
+CREATE TABLE provider_events (
+    tenant_id   uuid NOT NULL,
+    effect      text NOT NULL,
+    event_id    text NOT NULL CHECK (length(event_id) BETWEEN 1 AND 255),
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, effect, event_id)
+);
+
+-- How many sends were repeats, per minute: a provider's outage must not become a storm of retries.
+CREATE TABLE retry_minutes (
+    tenant_id   uuid NOT NULL,
+    minute      timestamptz NOT NULL,
+    used        int NOT NULL CHECK (used > 0),
+    PRIMARY KEY (tenant_id, minute)
+);
 
 -- Receipts -------------------------------------------------------------------------------------------------------------------
 -- One per state change, appended in the change's own transaction. The log's row hands out contiguous indices: it is locked last,
@@ -187,7 +210,8 @@ DO $$
 DECLARE
     owned text;
 BEGIN
-    FOREACH owned IN ARRAY ARRAY['tenants', 'keys', 'records', 'record_versions', 'decisions', 'operations', 'logs', 'receipts']
+    FOREACH owned IN ARRAY ARRAY['tenants', 'keys', 'records', 'record_versions', 'decisions', 'operations', 'provider_events', 'retry_minutes', 'logs',
+                               'receipts']
     LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', owned);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', owned);
@@ -200,7 +224,8 @@ END $$;
 -- Nothing is ever deleted, and receipts are never updated: the grants say so. Only the database's owner makes tenants.
 GRANT SELECT ON tenants TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON keys, records, decisions, operations, logs TO coordinator_app;
-GRANT SELECT, INSERT ON record_versions, receipts TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON retry_minutes TO coordinator_app;
+GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
 
 CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON operations FOR SELECT TO coordinator_dispatch USING (true);

@@ -39,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Calls to one provider at once, from this process."""
     max_dispatching: int = 256
     """Operations dispatched at once."""
+    retries_per_minute: int = 600
+    """Repeated sends of one tenant, over all processes; what exceeds it waits for the next minute."""
     cleanup_ms: int = 2_000
     """How long the clean-ups of one cancelled reading may take together."""
     max_body_bytes: int = 256 * 1024

@@ -17,6 +17,7 @@ POINTS = (
     "fence.after",  # the decisive fields are confirmed
     "commit.before",  # everything is written, COMMIT is not sent
     "commit.after",  # COMMIT was acknowledged; nothing was sent
+    "dispatch.before",  # the operation is claimed, and about to be sent
     "dispatch.sent",  # the provider has answered; nothing is stored
     "settle.before",  # the operation's outcome is written, COMMIT is not sent
     "settle.after",  # the operation's outcome is durable

@@ -38,6 +38,7 @@ class ReadCheck(msgspec.Struct, frozen=True):
     fields: tuple[str, ...] = ()
 
     def compare(self, version: int, data: JsonValue) -> list[Check]:
+        """The checks against the record as it is now, under lock; a record that does not exist is version 0 without data."""
         if not self.fields:
             held = version == self.version
             return [_check(self.evidence, "version", self.version, version, held)]
@@ -56,6 +57,7 @@ def compare_items(freshness: Decisive, then: Item, now: Item) -> list[Check]:
 
 
 def compare_fields(name: str, fields: Sequence[str], then: JsonValue, now: JsonValue) -> list[Check]:
+    """One check per field, named as in JSON; a member that is missing counts as null."""
     checks = []
     for field in fields:
         before, after = _member(then, field), _member(now, field)

@@ -9,21 +9,33 @@ import msgspec
 
 from coordinator.core.canonical import JsonValue
 from coordinator.core.record import Change
+from coordinator.core.saga import OnFailure
 
 
-class Effect(msgspec.Struct, frozen=True):
-    """One thing asked of the outside world: the name of a declared sink, and what to send it (a struct or a JSON object)."""
+class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing asked of the outside world: the name of a declared sink, and what to send it (a struct or a JSON object).
+
+    ``after`` names the sinks of effects listed before this one in the same outcome that have to succeed first. ``compensation``
+    is the effect that undoes this one; without it, it cannot be undone.
+    """
 
     sink: str
     payload: Any
+    after: Sequence[str] = ()
+    compensation: Effect | None = None
 
 
-class Commit(msgspec.Struct, frozen=True, tag="commit", tag_field="kind"):
-    """Promise these terms, change these records, perform these effects: all of it, or none."""
+class Commit(msgspec.Struct, frozen=True, omit_defaults=True, tag="commit", tag_field="kind"):
+    """Promise these terms, change these records, perform these effects: all of it, or none.
+
+    If an effect fails for good later on, ``on_failure`` says what becomes of the others: they stand, or those that happened and
+    declare a compensation are undone.
+    """
 
     terms: Any
     changes: Sequence[Change] = ()
     effects: Sequence[Effect] = ()
+    on_failure: OnFailure = "keep"
 
 
 class Decline(msgspec.Struct, frozen=True, tag="decline", tag_field="kind"):

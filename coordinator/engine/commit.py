@@ -36,7 +36,7 @@ from coordinator.engine.run import Engine, Run
 from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
 from coordinator.failpoints import failpoint
 from coordinator.store import reading
-from coordinator.store.commit import Committed, Facts, Finished, Proposal, Result, Superseded
+from coordinator.store.commit import Committed, Facts, Finished, NewOperation, Proposal, Result, Superseded
 
 READ_BACK_PAUSE_S = 0.2
 
@@ -143,7 +143,7 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
         fence=FenceView(rounds=run.rounds, checks=_checks(rest, facts)),
         operations=[
             OperationView(
-                id=str(op.id), effect=op.effect, state="dispatching", receipt=facts.receipt + 1 + op.ordinal
+                id=str(op.id), effect=op.effect, state=_born(op), receipt=facts.receipt + 1 + op.ordinal
             )
             for op in decided.operations
         ],
@@ -153,6 +153,10 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
         created_at=timestamp(run.created_at),
         finished_at=at,
     )
+
+
+def _born(op: NewOperation) -> str:
+    return "ready" if op.after else "dispatching"
 
 
 def _budget(run: Run, packet: Packet | None) -> BudgetView:
@@ -213,7 +217,7 @@ def _receipts(run: Run, rest: Rest, facts: Facts) -> list[Receipt]:
     )
     return [own] + [
         receipt(
-            "operation.dispatching",
+            f"operation.{_born(op)}",
             decision_id=id,
             operation_id=str(op.id),
             effect=op.effect,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from coordinator.core.evidence import clean_text
 from coordinator.core.outcome import Commit, Decline, Effect, NeedMore, Outcome, Review, as_json
 from coordinator.core.packet import Packet
 from coordinator.core.record import Record
+from coordinator.core.saga import COMPENSATION_ORDINALS
 from coordinator.core.view import OutcomeView
 from coordinator.engine.run import Engine, Reading, Run
 from coordinator.store.commit import NewOperation, NewVersion
@@ -120,7 +121,7 @@ def _committable(engine: Engine, run: Run, outcome: Commit, readings: Mapping[st
             )
             for change in outcome.changes
         )
-        operations = tuple(_operation(engine, run, effect, n) for n, effect in enumerate(outcome.effects))
+        operations = _operations(engine, run, outcome)
         view = OutcomeView(kind="commit", terms=as_json(outcome.terms))
     except (InvalidJson, TypeError, msgspec.ValidationError) as error:
         raise PolicyFailed("outcome-not-json", f"the outcome is not JSON: {error}") from error
@@ -147,6 +148,38 @@ def _base(run: Run, kind: str, id: str, readings: Mapping[str, Reading]) -> int:
     )
 
 
+def _operations(engine: Engine, run: Run, outcome: Commit) -> tuple[NewOperation, ...]:
+    linked = len(outcome.effects) > 1 or any(effect.compensation is not None for effect in outcome.effects)
+    operations = []
+    for ordinal, effect in enumerate(outcome.effects):
+        plain = _operation(engine, run, effect, ordinal)
+        compensation = None
+        if effect.compensation is not None:
+            undo = _operation(engine, run, effect.compensation, ordinal + COMPENSATION_ORDINALS)
+            compensation = msgspec.json.encode(undo)
+        operations.append(
+            msgspec.structs.replace(
+                plain,
+                linked=linked,
+                after=_after(outcome.effects[:ordinal], effect),
+                on_failure=outcome.on_failure,
+                compensation=compensation,
+            )
+        )
+    return tuple(operations)
+
+
+def _after(earlier: Sequence[Effect], effect: Effect) -> tuple[int, ...]:
+    ordinals = {other.sink: ordinal for ordinal, other in enumerate(earlier)}
+    for name in effect.after:
+        if name not in ordinals:
+            raise PolicyFailed(
+                "unknown-effect",
+                f"effect {effect.sink!r} comes after {name!r}, which is not listed before it",
+            )
+    return tuple(sorted(ordinals[name] for name in effect.after))
+
+
 def _operation(engine: Engine, run: Run, effect: Effect, ordinal: int) -> NewOperation:
     sink = run.type.sinks.get(effect.sink)
     if sink is None:
@@ -162,4 +195,8 @@ def _operation(engine: Engine, run: Run, effect: Effect, ordinal: int) -> NewOpe
         payload=payload,
         payload_hash=digest(payload),
         guarantee=msgspec.json.encode(sink.guarantee),
+        linked=False,
+        after=(),
+        on_failure="keep",
+        compensation=None,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from uuid import UUID
 
 import anyio
@@ -17,12 +18,15 @@ import msgspec
 
 from coordinator import telemetry
 from coordinator.core.effect import (
+    MAX_SENDS,
+    Accepted,
     Ambiguous,
     AskProvider,
     Fail,
     LookupResult,
     Operation,
     Park,
+    Rejected,
     Resend,
     SendResult,
     Sink,
@@ -33,6 +37,7 @@ from coordinator.core.effect import (
 )
 from coordinator.core.evidence import clean_text
 from coordinator.engine.run import Engine
+from coordinator.engine.slots import Provider
 from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.failpoints import failpoint
 from coordinator.store.lease import ClaimedOperation
@@ -42,6 +47,7 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_MS = 200
 LONGEST_BACKOFF_MS = 60_000
 SETTLE_PAUSE_S = 0.2
+MAX_SENDS_PER_DECISION = 32
 GRACE_S = 1.0
 """A sink keeps its own time; we cut it off only when it does not."""
 
@@ -64,22 +70,33 @@ async def dispatch(engine: Engine, tenant: UUID, sink: Sink | None, claimed: Cla
 
 
 async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperation) -> None:
-    if not engine.still_holds(claimed.id):
-        log.warning(
-            "operation %s was held too long before it was sent; it is left to whoever claims it next",
-            claimed.id,
-        )
-        return
-    began = anyio.current_time()
-    with telemetry.span("coordinator.dispatch", claimed.traceparent, operation_id=str(claimed.id)) as inside:
-        result = await _perform(engine, sink, _operation(tenant, claimed, inside))
+    provider = engine.providers.of(sink.provider)
+    began = time.monotonic()
+    async with provider.slot():
+        pause_ms = provider.breaker.wait_ms(_now_ms())
+        if pause_ms:
+            step: Step = Resend(
+                pause_ms + _backoff_ms(1),
+                f"provider {sink.provider} has failed again and again; it is left alone",
+            )
+            await _settle(engine, tenant, claimed, step, sent=False, asked=False, in_doubt=claimed.in_doubt)
+            return
+        if not engine.still_holds(claimed.id):
+            provider.breaker.dropped()
+            log.warning("operation %s was held too long before it was sent; its next holder will", claimed.id)
+            return
+        with telemetry.span(
+            "coordinator.dispatch", claimed.traceparent, operation_id=str(claimed.id)
+        ) as inside:
+            failpoint("dispatch.before")
+            result = await _perform(provider, sink, _operation(tenant, claimed, inside))
     failpoint("dispatch.sent")
     sends = claimed.sends + 1
     step = next_step(
         sink.guarantee,
         result,
-        age_ms=claimed.age_ms + round((anyio.current_time() - began) * 1000),
-        sends=sends,
+        age_ms=claimed.age_ms + round((time.monotonic() - began) * 1000),
+        sends=MAX_SENDS if claimed.decision_sends + 1 >= MAX_SENDS_PER_DECISION else sends,
         in_doubt=claimed.in_doubt,
         timeout_ms=sink.timeout_ms,
         backoff_ms=_backoff_ms(sends),
@@ -88,15 +105,26 @@ async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperat
     await _settle(engine, tenant, claimed, step, sent=True, asked=False, in_doubt=in_doubt)
 
 
-async def _perform(engine: Engine, sink: Sink, operation: Operation) -> SendResult:
-    async with engine.providers.of(sink.provider):
+async def _perform(provider: Provider, sink: Sink, operation: Operation) -> SendResult:
+    result: SendResult = Ambiguous("timed-out", f"no answer within {sink.timeout_ms} ms")
+    try:
         with anyio.move_on_after(sink.timeout_ms / 1000 + GRACE_S):
-            try:
-                return await sink.perform(operation)
-            except Exception as error:  # the boundary to adapters: it may have raised after sending
-                log.exception("sink %s raised", sink.name)
-                return Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
-        return Ambiguous("timed-out", f"no answer within {sink.timeout_ms} ms")
+            result = await sink.perform(operation)
+    except Exception as error:  # the boundary to adapters: it may have raised after sending
+        log.exception("sink %s raised", sink.name)
+        result = Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
+    except BaseException:
+        provider.breaker.dropped()
+        raise
+    if isinstance(result, Accepted | Rejected):
+        provider.breaker.succeeded()
+    else:
+        provider.breaker.failed(_now_ms())
+    return result
+
+
+def _now_ms() -> int:
+    return round(time.monotonic() * 1000)
 
 
 async def _ask(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperation) -> None:
@@ -115,7 +143,7 @@ async def _ask(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperati
 
 
 async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupResult:
-    async with engine.providers.of(sink.provider):
+    async with engine.providers.of(sink.provider).slot():
         with anyio.move_on_after(sink.timeout_ms / 1000 + GRACE_S):
             try:
                 return await sink.lookup(operation)
@@ -178,8 +206,8 @@ async def _settle(
             continue
         failpoint("settle.after")
         telemetry.OPERATIONS.labels(claimed.effect, settlement.state).inc()
-        if settlement.due_ms is not None:
-            engine.wake_in(settlement.due_ms / 1000)
+        if settlement.due_ms is not None or claimed.linked:
+            engine.wake_in((settlement.due_ms or 0) / 1000)
         return
 
 
@@ -198,6 +226,7 @@ def _settlement(
         sent=sent,
         asked=asked,
         in_doubt=in_doubt,
+        linked=claimed.linked,
     )
 
 

@@ -147,7 +147,7 @@ async def read(
 
 
 async def _call(engine: Engine, source: Source[Any], request: ReadRequest) -> Answer[Any]:
-    async with engine.providers.of(source.provider):
+    async with engine.providers.of(source.provider).slot():
         try:
             return await source.read(request)
         except Exception as error:  # noqa: BLE001 - the boundary to adapters; recorded as a typed failure

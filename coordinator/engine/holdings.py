@@ -27,7 +27,7 @@ from coordinator.engine.dispatch import dispatch
 from coordinator.engine.path import walk
 from coordinator.engine.recover import Held, renew_leases, sweep
 from coordinator.engine.run import Engine, Refusal, Run
-from coordinator.engine.slots import ClassSlots, ProviderSlots, Ticket, Turns
+from coordinator.engine.slots import ClassSlots, Providers, Ticket, Turns
 from coordinator.errors import CommitUnknown, RequestRefused
 from coordinator.store import lease
 from coordinator.store.boundary import Boundary
@@ -60,7 +60,7 @@ class Holdings:
         self.engine = Engine(
             boundary=Boundary(database, tasks, coordinator.record_kinds),
             settings=settings,
-            providers=ProviderSlots(settings.provider_concurrency),
+            providers=Providers(settings.provider_concurrency),
             turns=Turns(),
             owner=uuid7(),
             new_id=uuid7,
@@ -127,6 +127,8 @@ class Holdings:
 
     def _dispatch_all(self, run: Run, operations: Sequence[NewOperation]) -> None:
         for op in operations:
+            if op.after:
+                continue  # it waits for those
             claimed = lease.ClaimedOperation(
                 id=op.id,
                 token=1,
@@ -140,6 +142,8 @@ class Holdings:
                 sends=0,
                 lookups=0,
                 in_doubt=False,
+                linked=op.linked,
+                decision_sends=0,
                 age_ms=0,
                 last_sent_age_ms=None,
             )

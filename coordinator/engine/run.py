@@ -20,7 +20,7 @@ from coordinator.core.decision import DecisionType
 from coordinator.core.evidence import Item
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
-from coordinator.engine.slots import ProviderSlots, Turns
+from coordinator.engine.slots import Providers, Turns
 from coordinator.errors import RequestRefused
 from coordinator.store.boundary import Boundary
 from coordinator.store.records import Key, Locked
@@ -112,7 +112,7 @@ class Engine:
 
     boundary: Boundary
     settings: Settings
-    providers: ProviderSlots
+    providers: Providers
     turns: Turns
     owner: UUID
     new_id: Callable[[], UUID]

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from coordinator import telemetry
+from coordinator.core.breaker import Breaker
 from coordinator.core.fairness import ClassLimits, ClassShares
 from coordinator.errors import MalformedRequest, QueueFull
 from coordinator.store.records import Locked
@@ -92,18 +93,43 @@ class ClassSlots:
         telemetry.QUEUED.labels(class_).set(len(self.waiting[class_]))
 
 
-class ProviderSlots:
-    """Calls to one provider at once, from this process."""
+class Provider:
+    """The calls of this process to one provider: how many at once, how many wait, and whether it answers at all."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.busy = 0
+        self.waiting = 0
+        self.breaker = Breaker()
+        self._slots = asyncio.Semaphore(total)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        self.waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.waiting -= 1
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
+            self._slots.release()
+
+
+class Providers:
+    """All providers of one process, by name."""
 
     def __init__(self, per_provider: int) -> None:
         self._per_provider = per_provider
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        self.by_name: dict[str, Provider] = {}
 
-    def of(self, provider: str) -> asyncio.Semaphore:
-        slots = self._slots.get(provider)
-        if slots is None:
-            slots = self._slots[provider] = asyncio.Semaphore(self._per_provider)
-        return slots
+    def of(self, name: str) -> Provider:
+        provider = self.by_name.get(name)
+        if provider is None:
+            provider = self.by_name[name] = Provider(self._per_provider)
+        return provider
 
 
 class Turn:

@@ -1,9 +1,9 @@
 """The durable boundary: every write of the path goes through here, grouped by kind, at most three per decision when all is well.
 
-    admit    a decision becomes durable
-    start    a queued one gets its slot
-    commit   it comes to rest, and its operations are promised
-    settle   what became of an operation
+admit    a decision becomes durable
+start    a queued one gets its slot
+commit   it comes to rest, and its operations are promised
+settle   what became of an operation
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ class Boundary:
         ) -> Sequence[commit.Result]:
             return await commit.commit(connection, tenant, proposals, kinds=kinds)
 
+        async def settle_all(
+            connection: Connection, tenant: UUID, settlements: Sequence[settle.Settlement]
+        ) -> Sequence[bool]:
+            budget = database.settings.retries_per_minute
+            return await settle.settle(connection, tenant, settlements, retries_per_minute=budget)
+
         self.admit = GroupCommit("admit", database, tasks, admit.admit, **limits)
         self.start = GroupCommit("start", database, tasks, lease.start_if_queued, **limits)
         self.commit = GroupCommit("commit", database, tasks, commit_all, **limits)
-        self.settle = GroupCommit("settle", database, tasks, settle.settle, **limits)
+        self.settle = GroupCommit("settle", database, tasks, settle_all, **limits)

@@ -39,6 +39,9 @@ class NewVersion(msgspec.Struct, frozen=True):
 
 
 class NewOperation(msgspec.Struct, frozen=True):
+    """``after``: ordinals that have to succeed first; without any, it is born claimed. ``compensation`` is the operation that
+    would undo it, in JSON, as `store.follow` would insert it."""
+
     id: UUID
     effect: str
     ordinal: int
@@ -46,6 +49,10 @@ class NewOperation(msgspec.Struct, frozen=True):
     payload: bytes
     payload_hash: str
     guarantee: bytes
+    linked: bool
+    after: Sequence[int]
+    on_failure: str
+    compensation: bytes | None
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -144,13 +151,15 @@ WITH version AS (
     RETURNING d.id
 ), promised AS (
     INSERT INTO operations (tenant_id, id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee,
-                            state, traceparent, lease_owner, lease_expires_at)
+                            linked, after, on_failure, compensation, state, traceparent, lease_owner, lease_expires_at)
     SELECT $1, o.id, o.decision_id, o.decision_type, o.effect, o.ordinal, o.key, o.payload, o.payload_hash, o.guarantee,
-           'dispatching', o.traceparent, o.lease_owner, clock_timestamp() + o.lease_ms * interval '1 ms'
+           o.linked, o.after::int[], o.on_failure, o.compensation, o.state, o.traceparent, o.lease_owner,
+           CASE WHEN o.lease_owner IS NOT NULL THEN clock_timestamp() + o.lease_ms * interval '1 ms' END
     FROM unnest($14::uuid[], $15::uuid[], $16::text[], $17::text[], $18::int[], $19::text[], $20::json[], $21::text[],
-                $22::json[], $23::text[], $24::uuid[], $25::int[])
-         AS o (id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee, traceparent,
-               lease_owner, lease_ms)
+                $22::json[], $23::bool[], $24::text[], $25::text[], $26::json[], $27::text[], $28::text[], $29::uuid[],
+                $30::int[])
+         AS o (id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee, linked, after,
+               on_failure, compensation, state, traceparent, lease_owner, lease_ms)
 )
 SELECT (SELECT count(*) FROM changed), (SELECT count(*) FROM rested)
 """
@@ -254,20 +263,27 @@ def _columns(proposals: Sequence[Proposal], now: datetime, finished: Sequence[Fi
         (p.decision_id, p.token, p.status, done.answer, done.answer_status, done.view)
         for p, done in zip(proposals, finished, strict=True)
     ]
-    operations = [
-        (
-            o.id,
-            p.decision_id,
-            p.decision_type,
-            *msgspec.structs.astuple(o)[1:],
-            p.traceparent,
-            p.lease_owner,
-            p.lease_ms,
-        )
-        for p in proposals
-        for o in p.operations
-    ]
-    return [*_transpose(versions, 5), now, *_transpose(rests, 6), *_transpose(operations, 12)]
+    operations = [_operation(p, o) for p in proposals for o in p.operations]
+    return [*_transpose(versions, 5), now, *_transpose(rests, 6), *_transpose(operations, 17)]
+
+
+def _operation(p: Proposal, o: NewOperation) -> tuple[object, ...]:
+    """Born claimed, or waiting for those it comes after, held by nobody."""
+    what = (
+        o.id,
+        p.decision_id,
+        p.decision_type,
+        o.effect,
+        o.ordinal,
+        o.key,
+        o.payload,
+        o.payload_hash,
+        o.guarantee,
+    )
+    after = "{" + ",".join(map(str, o.after)) + "}"
+    links = (o.linked, after, o.on_failure, o.compensation)
+    held = ("ready", p.traceparent, None) if o.after else ("dispatching", p.traceparent, p.lease_owner)
+    return (*what, *links, *held, p.lease_ms)
 
 
 def _transpose(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:

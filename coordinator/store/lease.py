@@ -45,8 +45,8 @@ class ClaimedDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 class ClaimedOperation(msgspec.Struct, frozen=True, kw_only=True):
     """An operation that this process now holds. ``was`` is the state it was found in: ``dispatching`` means that its last holder
-    may have sent it. ``age_ms`` counts from the commit, which is before any send; ``last_sent_age_ms`` from the end of the last
-    send whose end is known."""
+    may have sent it. ``decision_sends`` counts the sends of all operations of its decision. ``age_ms`` counts from the commit,
+    which is before any send; ``last_sent_age_ms`` from the end of the last send whose end is known."""
 
     id: UUID
     token: int
@@ -60,6 +60,8 @@ class ClaimedOperation(msgspec.Struct, frozen=True, kw_only=True):
     sends: int
     lookups: int
     in_doubt: bool
+    linked: bool
+    decision_sends: int
     age_ms: int
     last_sent_age_ms: int | None
 
@@ -103,7 +105,8 @@ SET fencing_token = o.fencing_token + 1, lease_owner = $3, lease_expires_at = cl
     state = CASE found.state WHEN 'ready' THEN 'dispatching' ELSE found.state END, due_at = NULL
 FROM found WHERE o.tenant_id = $1 AND o.id = found.id
 RETURNING o.id, o.fencing_token, found.state AS was, o.decision_id, o.decision_type, o.effect, o.key, o.payload, o.traceparent,
-          o.sends, o.lookups, o.in_doubt,
+          o.sends, o.lookups, o.in_doubt, o.linked,
+          (SELECT sum(s.sends) FROM operations s WHERE s.tenant_id = $1 AND s.decision_id = o.decision_id) AS decision_sends,
           (extract(epoch FROM clock_timestamp() - o.created_at) * 1000)::bigint AS age_ms,
           (extract(epoch FROM clock_timestamp() - o.last_sent_at) * 1000)::bigint AS last_sent_age_ms
 """

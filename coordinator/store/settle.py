@@ -17,11 +17,13 @@ from coordinator.core.receipt import Receipt, receipt
 from coordinator.failpoints import failpoint
 from coordinator.store import log
 from coordinator.store.database import Connection
+from coordinator.store.follow import follow, lock_decisions
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """``due_ms``: when to look at it again, from now; None for never. ``sent`` and ``asked`` say which attempt this was;
-    ``in_doubt`` whether, after it, some send may have been acted upon without our knowing."""
+    ``in_doubt`` whether, after it, some send may have been acted upon without our knowing. ``linked``: something may follow
+    for other operations of its decision."""
 
     operation_id: UUID
     decision_id: UUID
@@ -33,6 +35,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     sent: bool
     asked: bool
     in_doubt: bool
+    linked: bool
 
 
 # The guard: the row is still held under this token. Provider evidence of success also settles a row that is merely uncertain or
@@ -49,14 +52,28 @@ FROM unnest($2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::in
             $10::bool[])
      AS s (id, token, state, reference, reason, due_ms, sent, asked, in_doubt)
 WHERE o.tenant_id = $1 AND o.id = s.id
-  AND o.state IN ('dispatching', 'uncertain')
-  AND (o.fencing_token = s.token OR s.state = 'succeeded')
+  AND (o.state IN ('dispatching', 'uncertain') AND o.fencing_token = s.token
+       OR o.state IN ('dispatching', 'uncertain', 'ready') AND s.state = 'succeeded')
 RETURNING o.id
 """
 
 
-async def settle(connection: Connection, tenant: UUID, settlements: Sequence[Settlement]) -> Sequence[bool]:
-    """For each whether it changed the operation's state."""
+# One row per tenant and minute: a hot spot only while a provider is failing, which is what it is for.
+COUNT_RETRIES = """
+INSERT INTO retry_minutes (tenant_id, minute, used) VALUES ($1, date_trunc('minute', clock_timestamp()), $2)
+ON CONFLICT (tenant_id, minute) DO UPDATE SET used = retry_minutes.used + excluded.used
+RETURNING used, (extract(epoch FROM minute + interval '1 minute' - clock_timestamp()) * 1000)::int AS left_ms
+"""
+
+
+async def settle(
+    connection: Connection, tenant: UUID, settlements: Sequence[Settlement], *, retries_per_minute: int
+) -> Sequence[bool]:
+    """For each whether it changed the operation's state. Repeats beyond the tenant's budget wait for the next minute."""
+    settlements = await _within_budget(connection, tenant, settlements, retries_per_minute)
+    linked = {s.decision_id for s in settlements if s.linked}
+    if linked:
+        await lock_decisions(connection, tenant, linked)
     rows = await connection.fetch(
         SETTLE,
         tenant,
@@ -71,9 +88,27 @@ async def settle(connection: Connection, tenant: UUID, settlements: Sequence[Set
         [s.in_doubt for s in settlements],
     )
     settled = {row["id"] for row in rows}
-    await log.append(connection, tenant, [_receipt(s, s.operation_id in settled) for s in settlements])
+    receipts = [_receipt(s, s.operation_id in settled) for s in settlements]
+    if linked:
+        receipts += await follow(connection, tenant, linked)
+    await log.append(connection, tenant, receipts)
     failpoint("settle.before")
     return [s.operation_id in settled for s in settlements]
+
+
+async def _within_budget(
+    connection: Connection, tenant: UUID, settlements: Sequence[Settlement], limit: int
+) -> Sequence[Settlement]:
+    repeats = sum(s.state == "ready" for s in settlements)
+    if not repeats:
+        return settlements
+    row = await connection.fetchrow(COUNT_RETRIES, tenant, repeats)
+    if row is None or row["used"] <= limit:
+        return settlements
+    return [
+        msgspec.structs.replace(s, due_ms=(s.due_ms or 0) + row["left_ms"]) if s.state == "ready" else s
+        for s in settlements
+    ]
 
 
 def _receipt(settlement: Settlement, changed: bool) -> Receipt:
