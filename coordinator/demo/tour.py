@@ -49,6 +49,22 @@ class Reply(msgspec.Struct, frozen=True):
     def json(self) -> dict[str, Any]:
         return msgspec.json.decode(self.body, type=dict[str, Any])
 
+    @property
+    def decision(self) -> dict[str, Any]:
+        """Raises `Refused` if there is none."""
+        return _unless_refused(self.status, self.body)
+
+
+class Refused(Exception):
+    """The service answered with a problem where the scene expects none."""
+
+
+def _unless_refused(status: int, body: bytes) -> dict[str, Any]:
+    answered = msgspec.json.decode(body, type=dict[str, Any])
+    if status >= 400:
+        raise Refused(f"the service answered {status} {answered.get('code')}: {answered.get('detail')}")
+    return answered
+
 
 class Tour:
     """What the scenes need: the service, the providers, a place to draw, and a list of complaints."""
@@ -89,7 +105,7 @@ class Tour:
     async def get(self, path: str, **query: str) -> Any:
         headers = {"Authorization": f"Bearer {self.demo.keys['audit']}"}
         async with self._http.get(f"{self.demo.url}/v1/{path}", params=query, headers=headers) as answer:
-            return msgspec.json.decode(await answer.read())
+            return _unless_refused(answer.status, await answer.read())
 
     async def all(self, path: str, **query: str) -> AsyncIterator[Any]:
         """The items of every page."""
@@ -167,7 +183,7 @@ class Tour:
 
 async def a_quote(tour: Tour) -> None:
     """A quote. Facts are read in parallel, the policy decides, the fence reads the decisive ones again, one transaction commits."""
-    decision = (await tour.decide("plain")).json
+    decision = (await tour.decide("plain")).decision
     known = await tour.draw(decision)
     tour.expect(decision["status"] == "committed", f"committed: {_price(decision)}")
     tour.expect([op["state"] for op in known.values()] == ["succeeded"], "the quote was sent once")
@@ -175,7 +191,7 @@ async def a_quote(tour: Tour) -> None:
 
 async def two_writers(tour: Tour) -> None:
     """Two writers at one version. Both have seen version 1 and offer different discounts; one may promise, the other must not send."""
-    await tour.settled((await tour.decide("race")).json)
+    await tour.settled((await tour.decide("race")).decision)
     before = len(await tour.ledger())
     replies: dict[int, Reply] = {}
 
@@ -201,7 +217,7 @@ async def two_writers(tour: Tour) -> None:
 async def a_slow_optional_reading(tour: Tour) -> None:
     """An optional reading is too slow. Its deadline is 150 ms and the provider takes a second; the decision says so and goes on."""
     async with tour.fault({"/customers/tone-": {"delay_ms": 1000}}):
-        decision = (await tour.decide("slow")).json
+        decision = (await tour.decide("slow")).decision
     await tour.draw(decision)
     tone = next(item for item in decision["evidence"] if item["name"] == "tone")
     tour.expect(tone["value"] is None and tone["state"] != "found", f"the evidence says tone {tone['state']}")
@@ -212,7 +228,7 @@ async def a_slow_optional_reading(tour: Tour) -> None:
 async def a_lost_answer(tour: Tour) -> None:
     """The provider acts, and its answer is lost. We cannot know; it deduplicates by our key, so the same key is sent again."""
     async with tour.fault({"POST /effects": {"lose_answer": True, "times": 1}}):
-        decision = (await tour.decide("lost")).json
+        decision = (await tour.decide("lost")).decision
         known = await tour.draw(decision)
     ledger = await tour.ledger()
     for operation in known.values():
@@ -226,7 +242,7 @@ async def a_moving_cost(tour: Tour) -> None:
     cost = "costs/sg-2-24h"
     before = (await tour.fact(cost))["estimate_minor"]
     async with tour.fault({f"/{cost}": {"bump_revision": True, "times": 2}}):
-        decision = (await tour.decide("moving", site="sg-2", hours=24)).json
+        decision = (await tour.decide("moving", site="sg-2", hours=24)).decision
     await tour.draw(decision)
     used = next(item["value"] for item in decision["evidence"] if item["name"] == "cost")["estimate_minor"]
     tour.say(
@@ -272,11 +288,18 @@ async def tour(demo: Demo, out: Console, *, quiet: bool = False) -> Result:
                 out.print(Rule(f"{number} · {title}", align="left", style="blue"))
                 taken.say(explanation.strip(), "italic")
                 out.print()
-                await scene(taken)
+                await _play(scene, taken)
                 out.print()
             return await _compare(taken)
     finally:
         out.quiet = began_quiet
+
+
+async def _play(scene: Scene, tour: Tour) -> None:
+    try:
+        await scene(tour)
+    except Refused as refused:
+        tour.complain(str(refused))
 
 
 async def _compare(tour: Tour) -> Result:
