@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -49,7 +49,7 @@ class Database:
     @asynccontextmanager
     async def transaction(self, tenant: UUID) -> AsyncIterator[Connection]:
         """One transaction of one tenant, committed when the block ends. Raises `Overloaded` if the database cannot be
-        reached before anything was done, `CommitUnknown` if the connection failed during COMMIT."""
+        reached or goes away before COMMIT, so that nothing was done; `CommitUnknown` if the connection failed during COMMIT."""
         async with self._begin(
             f"SET LOCAL ROLE coordinator_app; SET LOCAL coordinator.tenant = '{tenant}'"
         ) as connection:
@@ -69,14 +69,19 @@ class Database:
             try:
                 await connection.execute(f"BEGIN; {local}")
                 yield connection
-            except BaseException:
+            except BaseException as error:
                 clean = await _roll_back(connection)
+                if isinstance(error, TimeoutError) or (not clean and isinstance(error, UNREACHABLE)):
+                    raise Overloaded(
+                        f"the database went away; nothing was done: {type(error).__name__}",
+                        retry_after_ms=1000,
+                    ) from error
                 raise
             await completed(_commit(connection))
             clean = True
         finally:
             if not clean:
-                connection.terminate()
+                _drop(connection)
             await completed(self.pool.release(connection))
 
     async def _acquire(self) -> Connection:
@@ -140,13 +145,19 @@ async def _commit(connection: Connection) -> None:
 
 async def _roll_back(connection: Connection) -> bool:
     """Whether the connection is usable afterwards."""
-    if connection.is_closed():
-        return False
     try:
+        if connection.is_closed():
+            return False
         await completed(connection.execute("ROLLBACK"))
     except (*UNREACHABLE, asyncpg.PostgresError):
         return False
     return True
+
+
+def _drop(connection: Connection) -> None:
+    """A connection that broke has left its proxy already, which then answers everything with `InterfaceError`."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
 
 
 async def _nothing_to_reset(_: Any) -> None:
