@@ -106,13 +106,8 @@ class Holdings:
 
     async def _to_rest(self, run: Run, ticket: Ticket) -> Committed | Superseded:
         if not ticket.runs():
-            began = time.monotonic()
-            with run.scope, anyio.move_on_after(run.ends_at - time.monotonic()):
-                await ticket.turn
-            run.stages.append(run.stage_now("queue", round((time.monotonic() - began) * 1000)))
-            if ticket.runs() and not (
-                await self.engine.boundary.start.submit(run.tenant, (run.id, run.token))
-            ):
+            await self._until_its_turn(run, ticket)
+            if ticket.runs() and not await self.engine.boundary.start.submit(run.tenant, (run.id, run.token)):
                 return Superseded()
         try:
             return await walk(self.engine, run)
@@ -124,6 +119,15 @@ class Holdings:
             )
             result = await commit(self.engine, run, rest)
             return result if isinstance(result, Committed) else Superseded()
+
+    async def _until_its_turn(self, run: Run, ticket: Ticket) -> None:
+        """Or until it is cancelled or its time is over, which the path then finds. The ticket's future is not ours to cancel."""
+        began = time.monotonic()
+        with anyio.CancelScope() as waiting:
+            run.cancel = waiting.cancel
+            await asyncio.wait([ticket.turn], timeout=max(0.0, run.ends_at - began))
+        run.cancelled = waiting.cancel_called
+        run.stages.append(run.stage_now("queue", round((time.monotonic() - began) * 1000)))
 
     def _dispatch_all(self, run: Run, operations: Sequence[NewOperation]) -> None:
         for op in operations:

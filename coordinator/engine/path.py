@@ -36,9 +36,11 @@ from coordinator.store.records import Locked
 
 async def walk(engine: Engine, run: Run) -> Committed | Superseded:
     """Bring the decision to rest."""
-    with run.scope, anyio.move_on_after(run.ends_at - time.monotonic()):
-        return await _rounds(engine, run)
-    if run.scope.cancel_called:
+    with anyio.CancelScope() as on_request, anyio.move_on_after(run.ends_at - time.monotonic()):
+        run.cancel = on_request.cancel
+        if not run.cancelled:
+            return await _rounds(engine, run)
+    if run.cancelled or on_request.cancel_called:
         rest = rest_without_commit(
             "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
         )

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import anyio
 import msgspec
 
 from coordinator import telemetry
@@ -58,7 +57,9 @@ class Run:
     rendered_at: float = 0.0
     """When the commit was rendered: the leases of its operations began after that."""
     stages: list[Stage] = field(default_factory=list)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    cancelled: bool = False
+    cancel: Callable[[], None] = lambda: None
+    """Stops what it is doing now: waiting for its slot, or walking its path."""
 
     @property
     def record_key(self) -> Key | None:

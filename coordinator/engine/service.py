@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from uuid import UUID
 
@@ -24,9 +24,10 @@ from coordinator.core.request import DecisionRequest
 from coordinator.engine.admit import admit, check_request, resume
 from coordinator.engine.commit import commit, rest_without_commit
 from coordinator.engine.holdings import Answer, Holdings
+from coordinator.engine.operations import Operations
 from coordinator.engine.run import Refusal, Run
 from coordinator.engine.show import pending, shown, unfinished
-from coordinator.engine.slots import Ticket
+from coordinator.engine.slots import Provider, Ticket
 from coordinator.errors import (
     CommitUnknown,
     DecisionInFlight,
@@ -72,6 +73,7 @@ class Service:
         self.database = database
         self.settings = database.settings
         self._holdings = holdings
+        self.operations = Operations(holdings.engine)
 
     @property
     def draining(self) -> bool:
@@ -155,6 +157,10 @@ class Service:
             answer, status = row.answer, row.answer_status
         return Rested(known.id, 200 if replayed and status < 400 else status, answer, replayed)
 
+    def providers(self) -> Mapping[str, Provider]:
+        """The providers that this process has called, by name."""
+        return self._holdings.engine.providers.by_name
+
     # Showing, cancelling, records -------------------------------------------------------------------------------------------
 
     async def _row(self, tenant: UUID, id: UUID) -> DecisionRow:
@@ -209,12 +215,14 @@ class Service:
         stopped = False
         while row.status not in RESTING:
             if id in self._holdings.runs:
-                self._holdings.runs[id].scope.cancel()
+                self._holdings.runs[id].cancel()
                 await asyncio.wait([self._holdings.answers[id]])
             else:
                 stopped = await self._cancel_elsewhere(caller.tenant, row)
             row = await self._row(caller.tenant, id)
         stopped = row.status == "cancelled"
+        if row.status == "committed":
+            await self.operations.cancel(caller.tenant, id)
         async with self.database.transaction(caller.tenant) as connection:
             operations = await reading.operations_of(connection, caller.tenant, [id])
         happened = [{"id": str(op.id), "effect": op.effect, "state": op.state} for op in operations]
