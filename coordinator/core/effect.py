@@ -20,9 +20,10 @@ A parked operation is `uncertain` with its reason, for a person or for evidence 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -96,10 +97,12 @@ class NotSent(msgspec.Struct, frozen=True):
 
 
 class Ambiguous(msgspec.Struct, frozen=True):
-    """The request may have reached the provider, and we do not know whether it acted (timeout, reset, 5xx)."""
+    """The request may have reached the provider, and we do not know whether it acted (timeout, reset, 5xx). ``replayed``: the
+    provider said that this is its stored answer for our key; sending again would only bring it back."""
 
     code: str
     message: str
+    replayed: bool = False
 
 
 SendResult: TypeAlias = Accepted | Rejected | NotSent | Ambiguous
@@ -126,6 +129,28 @@ class Sink(Protocol):
     def timeout_ms(self) -> int: ...
     async def perform(self, operation: Operation) -> SendResult: ...
     async def lookup(self, operation: Operation) -> LookupResult: ...
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider tells us of itself, its signature checked: what became of ``key``. ``event_id`` is the provider's own; an
+    event counts once. ``reference`` if it happened, ``reason`` if it did not."""
+
+    event_id: str
+    key: str
+    happened: bool
+    reference: str = ""
+    reason: str = ""
+
+
+class NoticeRefused(Exception):
+    """The signature is wrong, the event is too old, or the body cannot be understood. The text is safe to show."""
+
+
+@runtime_checkable
+class NoticeReader(Protocol):
+    """A sink whose provider sends events of its own accord. ``headers`` have lower-case names. Raises `NoticeRefused`."""
+
+    def notice(self, headers: Mapping[str, str], body: bytes) -> Notice: ...
 
 
 class Succeed(msgspec.Struct, frozen=True):
@@ -163,6 +188,18 @@ MAX_LOOKUPS = 8
 SAFE_SHARE_OF_WINDOW = 0.8
 
 
+def before_send(guarantee: Guarantee, *, age_ms: int, in_doubt: bool, timeout_ms: int) -> Step | None:
+    """What to do in place of sending, or None to send: a resend that was planned inside the key's window may come to its turn
+    after it, when whoever planned it has been away."""
+    if not in_doubt or _recognised(guarantee, age_ms, 0, timeout_ms):
+        return None
+    return _ask_or_park(
+        guarantee,
+        "an earlier attempt may have been acted upon, and its key may be forgotten by now",
+        timeout_ms,
+    )
+
+
 def next_step(
     guarantee: Guarantee,
     result: SendResult,
@@ -185,8 +222,8 @@ def next_step(
             if sends < MAX_SENDS and (not in_doubt or _recognised(guarantee, age_ms, pause_ms, timeout_ms)):
                 return Resend(pause_ms, code)
             return _failure(guarantee, f"{code} after {sends} attempts: {message}", in_doubt, timeout_ms)
-        case Ambiguous(code, message):
-            if sends < MAX_SENDS and _recognised(guarantee, age_ms, backoff_ms, timeout_ms):
+        case Ambiguous(code, message, replayed):
+            if not replayed and sends < MAX_SENDS and _recognised(guarantee, age_ms, backoff_ms, timeout_ms):
                 return Resend(backoff_ms, f"{code}: {message}")
             return _ask_or_park(guarantee, f"{code}: {message}", timeout_ms)
 

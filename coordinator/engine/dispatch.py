@@ -33,6 +33,7 @@ from coordinator.core.effect import (
     Step,
     Succeed,
     after_lookup,
+    before_send,
     next_step,
 )
 from coordinator.core.evidence import clean_text
@@ -72,6 +73,12 @@ async def dispatch(engine: Engine, tenant: UUID, sink: Sink | None, claimed: Cla
 async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperation) -> None:
     provider = engine.providers.of(sink.provider)
     began = time.monotonic()
+    instead = before_send(
+        sink.guarantee, age_ms=claimed.age_ms, in_doubt=claimed.in_doubt, timeout_ms=sink.timeout_ms
+    )
+    if instead is not None:
+        await _settle(engine, tenant, claimed, instead, sent=False, asked=False, in_doubt=True)
+        return
     async with provider.slot():
         pause_ms = provider.breaker.wait_ms(_now_ms())
         if pause_ms:
