@@ -4,9 +4,9 @@ There are no timers: an idle service commits a lone call at once, a busy one fil
 most `LANES` transactions of a kind in flight. The transaction runs in a task of its own, so a caller that is cancelled does not
 take its neighbours' COMMIT with it.
 
-One bad row never fails its neighbours: if a batch is refused by the database for what it contains, its calls are run again one by
+One bad row never fails its neighbours: if a batch fails before its COMMIT, whoever objected to it, its calls are run again one by
 one, and only the offender gets the error. An error during COMMIT goes to every caller as `CommitUnknown`; each reads back its
-own.
+own. A database that is away is `Overloaded` for all of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 from uuid import UUID
 
-import asyncpg
 from anyio.abc import TaskGroup
 
 from coordinator import telemetry
-from coordinator.errors import Overloaded
+from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.store.database import Connection, Database
 
 I = TypeVar("I")  # noqa: E741 - an item
@@ -29,11 +28,6 @@ R = TypeVar("R")
 Work = Callable[[Connection, UUID, Sequence[I]], Awaitable[Sequence[R]]]
 
 LANES = 2
-REFUSED_CONTENT = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.ProgramLimitExceededError,
-)
 
 
 class GroupCommit(Generic[I, R]):
@@ -79,18 +73,17 @@ class GroupCommit(Generic[I, R]):
     async def _settle(self, tenant: UUID, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
         try:
             results = await self._transact(tenant, [item for item, _ in batch])
-        except REFUSED_CONTENT as error:
+        except (CommitUnknown, Overloaded) as error:
+            _fail(batch, error)
+        except Exception as error:  # noqa: BLE001 - the boundary to what an item brings along; its caller gets it
             if len(batch) == 1:
                 _fail(batch, error)
                 return
             for entry in batch:
                 await self._settle(tenant, [entry])
-        except (
-            BaseException
-        ) as error:  # whatever it is, every caller waits for it; cancellation goes on to our owner
+        except BaseException as error:  # every caller waits for it; then it goes on to our owner
             _fail(batch, error)
-            if not isinstance(error, Exception):
-                raise
+            raise
         else:
             for (_, future), result in zip(batch, results, strict=True):
                 if not future.done():
