@@ -198,14 +198,16 @@ def _keys(proposals: Sequence[Proposal]) -> set[Key]:
 
 
 def _judge_all(
-    proposals: Sequence[Proposal], records: dict[Key, Locked], holders: Mapping[UUID, int], kinds: Kinds
+    proposals: Sequence[Proposal], records: dict[Key, Locked], holders: dict[UUID, int], kinds: Kinds
 ) -> list[list[Check] | Result]:
-    """For each proposal its checks if it is accepted, else why not. An accepted one moves the records for those behind it."""
+    """For each proposal its checks if it is accepted, else why not. An accepted one moves the records for those behind it, and
+    rests its decision: nobody holds that any more."""
     verdicts: list[list[Check] | Result] = []
     for proposal in proposals:
         verdict = _judge(proposal, records, holders.get(proposal.decision_id), kinds)
         verdicts.append(verdict)
         if isinstance(verdict, list):
+            del holders[proposal.decision_id]
             records |= {(new.kind, new.id): Locked(new.base + 1, new.data) for new in proposal.changes}
     return verdicts
 
