@@ -8,7 +8,7 @@ the provider acted while we still do not know, that evidence wins: the operation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 import msgspec
@@ -38,8 +38,9 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     linked: bool
 
 
-# The guard: the row is still held under this token. Provider evidence of success also settles a row that is merely uncertain or
-# in someone else's hands, since what happened, happened.
+# The guard: the row is still held, and under this token; a settled one keeps its token, but nobody holds it. Provider evidence
+# of success also settles a row that is merely uncertain, waits to be sent again or is in someone else's hands, since what
+# happened, happened.
 SETTLE = """
 UPDATE operations o
 SET state = s.state, reference = coalesce(s.reference, o.reference), reason = s.reason,
@@ -52,7 +53,7 @@ FROM unnest($2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::in
             $10::bool[])
      AS s (id, token, state, reference, reason, due_ms, sent, asked, in_doubt)
 WHERE o.tenant_id = $1 AND o.id = s.id
-  AND (o.state IN ('dispatching', 'uncertain') AND o.fencing_token = s.token
+  AND (o.state IN ('dispatching', 'uncertain') AND o.fencing_token = s.token AND o.lease_owner IS NOT NULL
        OR o.state IN ('dispatching', 'uncertain', 'ready') AND s.state = 'succeeded')
 RETURNING o.id
 """
@@ -69,8 +70,30 @@ RETURNING used, (extract(epoch FROM minute + interval '1 minute' - clock_timesta
 async def settle(
     connection: Connection, tenant: UUID, settlements: Sequence[Settlement], *, retries_per_minute: int
 ) -> Sequence[bool]:
-    """For each whether it changed the operation's state. Repeats beyond the tenant's budget wait for the next minute."""
+    """For each whether it changed the operation's state; one after the other where they speak of the same operation. Repeats
+    beyond the tenant's budget wait for the next minute."""
     settlements = await _within_budget(connection, tenant, settlements, retries_per_minute)
+    changed: list[bool] = []
+    for distinct in _without_repeats(settlements):
+        changed += await _settle_distinct(connection, tenant, distinct)
+    failpoint("settle.before")
+    return changed
+
+
+def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
+    """In order, as few runs as it takes for none to name an operation twice: one UPDATE changes a row only once."""
+    run: dict[UUID, Settlement] = {}
+    for settlement in settlements:
+        if settlement.operation_id in run:
+            yield [*run.values()]
+            run = {}
+        run[settlement.operation_id] = settlement
+    yield [*run.values()]
+
+
+async def _settle_distinct(
+    connection: Connection, tenant: UUID, settlements: Sequence[Settlement]
+) -> list[bool]:
     linked = {s.decision_id for s in settlements if s.linked}
     if linked:
         await lock_decisions(connection, tenant, linked)
@@ -92,7 +115,6 @@ async def settle(
     if linked:
         receipts += await follow(connection, tenant, linked)
     await log.append(connection, tenant, receipts)
-    failpoint("settle.before")
     return [s.operation_id in settled for s in settlements]
 
 
