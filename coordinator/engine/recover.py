@@ -42,21 +42,22 @@ async def renew_leases(engine: Engine, decisions: dict[UUID, Held], operations: 
     """Runs as long as the service does."""
     while True:
         await anyio.sleep(engine.settings.lease_ms / 3000)
-        began = time.monotonic()
         by_tenant: dict[UUID, tuple[list[UUID], list[UUID]]] = defaultdict(lambda: ([], []))
         for kind, held in enumerate((decisions, operations)):
             for id, row in held.items():
                 by_tenant[row.tenant][kind].append(id)
         for tenant, (of_decisions, of_operations) in by_tenant.items():
-            if await _quietly("renew leases", partial(_renew, engine, tenant, of_decisions, of_operations)):
-                for id in of_operations:
-                    if id in operations:
-                        operations[id].until = began + engine.settings.lease_ms / 1000
+            renew = partial(_renew, engine, tenant, of_decisions, of_operations, operations)
+            await _quietly("renew leases", renew)
 
 
-async def _renew(engine: Engine, tenant: UUID, decisions: list[UUID], operations: list[UUID]) -> None:
+async def _renew(
+    engine: Engine, tenant: UUID, decisions: list[UUID], operations: list[UUID], held: dict[UUID, Held]
+) -> None:
+    """What another process has taken meanwhile is not held any more, and will not be sent from here."""
+    until = time.monotonic() + engine.settings.lease_ms / 1000
     async with engine.boundary.database.transaction(tenant) as connection:
-        await lease.renew(
+        renewed = await lease.renew(
             connection,
             tenant,
             owner=engine.owner,
@@ -64,6 +65,9 @@ async def _renew(engine: Engine, tenant: UUID, decisions: list[UUID], operations
             decisions=decisions,
             operations=operations,
         )
+    for id in operations:
+        if id in held:
+            held[id].until = until if id in renewed else 0.0
 
 
 async def sweep(

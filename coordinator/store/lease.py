@@ -118,6 +118,7 @@ WITH d AS (
 )
 UPDATE operations SET lease_expires_at = clock_timestamp() + $4 * interval '1 ms'
 WHERE tenant_id = $1 AND id = ANY ($5::uuid[]) AND lease_owner = $3
+RETURNING id
 """
 
 RELEASE = """
@@ -208,8 +209,10 @@ async def renew(
     lease_ms: int,
     decisions: Sequence[UUID],
     operations: Sequence[UUID],
-) -> None:
-    await connection.execute(RENEW, tenant, decisions, owner, lease_ms, operations)
+) -> set[UUID]:
+    """Those of the operations that this owner still holds."""
+    rows = await connection.fetch(RENEW, tenant, decisions, owner, lease_ms, operations)
+    return {row["id"] for row in rows}
 
 
 async def release(
