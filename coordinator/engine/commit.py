@@ -9,8 +9,10 @@ committed; if this process still holds it, the transaction is tried again, and t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -61,23 +63,43 @@ def rest_without_commit(
     return Rest(decided=Decided(status=status, outcome=outcome, digest=""), packet=packet, **more)
 
 
-async def commit(engine: Engine, run: Run, rest: Rest) -> Result:
-    """Committed, or why not. Waits as long as it takes: a decision that was admitted has to come to rest."""
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A proposal that has its place in the queue for the database."""
+
+    proposal: Proposal
+    result: asyncio.Future[Result]
+    began: float
+
+
+def propose(engine: Engine, run: Run, rest: Rest) -> Proposed:
+    """Take a place at the durable boundary, at once: who proposes first is judged first."""
     proposal = _proposal(engine, run, rest)
-    began = time.monotonic()
+    return Proposed(proposal, engine.boundary.commit.enqueue(run.tenant, proposal), time.monotonic())
+
+
+async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
+    """Committed, or why not. Waits as long as it takes: a decision that was admitted has to come to rest."""
+    waiting = proposed.result
     while True:
         try:
-            result: Result = await engine.boundary.commit.submit(run.tenant, proposal)
+            result = await waiting
         except (CommitUnknown, Overloaded):
-            settled = await _read_back(engine, run)
-            if settled is not None:
-                return settled
+            known = await _read_back(engine, run)
+            if known is not None:
+                return known
+            waiting = engine.boundary.commit.enqueue(run.tenant, proposed.proposal)
             continue
-        telemetry.STAGE_SECONDS.labels("commit").observe(time.monotonic() - began)
+        telemetry.STAGE_SECONDS.labels("commit").observe(time.monotonic() - proposed.began)
         if isinstance(result, Committed):
             failpoint("commit.after")
-            telemetry.DECISIONS.labels(run.type.name, rest.decided.status).inc()
+            telemetry.DECISIONS.labels(run.type.name, proposed.proposal.status).inc()
         return result
+
+
+async def commit(engine: Engine, run: Run, rest: Rest) -> Result:
+    """`propose`, and wait until it is `settled`."""
+    return await settled(engine, run, propose(engine, run, rest))
 
 
 async def _read_back(engine: Engine, run: Run) -> Result | None:

@@ -27,7 +27,7 @@ from coordinator.engine.dispatch import dispatch
 from coordinator.engine.path import walk
 from coordinator.engine.recover import Held, renew_leases, sweep
 from coordinator.engine.run import Engine, Refusal, Run
-from coordinator.engine.slots import ClassSlots, Providers, Ticket, Turns
+from coordinator.engine.slots import Chains, ClassSlots, Providers, Ticket
 from coordinator.errors import CommitUnknown, RequestRefused
 from coordinator.store import lease
 from coordinator.store.boundary import Boundary
@@ -61,7 +61,7 @@ class Holdings:
             boundary=Boundary(database, tasks, coordinator.record_kinds),
             settings=settings,
             providers=Providers(settings.provider_concurrency),
-            turns=Turns(),
+            chains=Chains(),
             owner=uuid7(),
             new_id=uuid7,
             render_refusal=render_refusal,

@@ -18,16 +18,17 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 
 import anyio
+import msgspec
 
 from coordinator.core.fence import moved, with_dependants
 from coordinator.core.outcome import NeedMore
 from coordinator.core.packet import Packet
-from coordinator.engine.commit import Rest, commit, rest_without_commit
+from coordinator.engine.commit import Rest, commit, propose, rest_without_commit, settled
 from coordinator.engine.decide import Decided, PolicyFailed, decide
 from coordinator.engine.fence import Fenced, fence, read_set, still_fresh
 from coordinator.engine.gather import Readings, freeze, gather, missing, record_reading
 from coordinator.engine.run import Engine, Run
-from coordinator.engine.slots import Turn
+from coordinator.engine.slots import Chain
 from coordinator.errors import StaleVersion
 from coordinator.failpoints import failpoint
 from coordinator.store.commit import Committed, Moved, NotAllowed, OutOfDate, Result, Superseded
@@ -86,12 +87,10 @@ async def _apply(
             return await _rest(engine, run, _evidence_moved(packet, fenced))
         readings |= fenced.readings
         return fenced.stale
-    result = await _commit_in_turn(engine, run, packet, readings, concluded, fenced)
+    result = await _commit_in_chain(engine, run, packet, readings, concluded, fenced)
     match result:
         case Committed() | Superseded():
             return result
-        case Rest():
-            return await _rest(engine, run, result)
         case NotAllowed(reason):
             return await _rest(
                 engine, run, rest_without_commit("failed", "transition-refused", reason, packet)
@@ -130,39 +129,46 @@ def conclude(engine: Engine, run: Run, packet: Packet, readings: Readings) -> De
     return decided
 
 
-async def _commit_in_turn(
+async def _commit_in_chain(
     engine: Engine, run: Run, packet: Packet, readings: Readings, decided: Decided, fenced: Fenced
-) -> Result | Rest | NeedMore:
-    """Commit when it is this decision's turn on its record. If the record moved meanwhile and nothing else did, the policy
-    reconsiders on the spot: the packet is the same, and so are its confirmations."""
+) -> Result | NeedMore:
+    """Commit behind whoever proposed to change this record before us in this process, on what it proposed: its commit and ours
+    may then share a transaction. If it failed, or the record moved otherwise and nothing else did, the policy reconsiders on
+    the spot: the packet is the same, and so are its confirmations."""
     key = run.record_key
-    async with engine.turns.turn((run.tenant, key)) if key else nullcontext(Turn()) as turn:
-        while True:
-            if turn.latest and turn.latest.version > run.record.version and run.may_reconsider:
-                run.record = turn.latest
-                again = conclude(engine, run, packet, readings)
-                if not isinstance(again, Decided):
-                    return again
-                decided = again
-            result = await commit(engine, run, _as_rest(engine, run, packet, readings, decided, fenced))
-            if isinstance(result, Committed):
-                turn.latest = _made(decided, key)
+    conclusion: Decided | Rest | NeedMore = decided
+    with engine.chains.of((run.tenant, key)) if key else nullcontext(Chain()) as chain:
+        if chain.latest and chain.latest.version > run.record.version and run.may_reconsider:
+            run.record = chain.latest
+            conclusion = conclude(engine, run, packet, readings)
+        while not isinstance(conclusion, NeedMore):
+            rest = _as_rest(engine, run, packet, readings, conclusion, fenced)
+            proposed = propose(engine, run, rest)
+            chain.latest = _made(rest.decided, key) or chain.latest
+            result = await settled(engine, run, proposed)
             if not (
                 isinstance(result, Moved)
                 and key
                 and moved(result.checks) == {"record"}
                 and run.may_reconsider
             ):
+                chain.latest = chain.latest if isinstance(result, Committed) else None
                 return result
-            turn.latest = result.locked[key]
+            run.record = chain.latest = result.locked[key]
+            conclusion = conclude(engine, run, packet, readings)
+        return conclusion
 
 
 def _as_rest(
-    engine: Engine, run: Run, packet: Packet, readings: Readings, decided: Decided, fenced: Fenced
+    engine: Engine, run: Run, packet: Packet, readings: Readings, conclusion: Decided | Rest, fenced: Fenced
 ) -> Rest:
+    """With everything that has to hold under lock. A conclusion that changes nothing may rest on what another decision has only
+    proposed: then at least that has to hold."""
     frozen = dict(readings)
+    if isinstance(conclusion, Rest):
+        return msgspec.structs.replace(conclusion, reads=read_set(run, {}))
     return Rest(
-        decided=decided,
+        decided=conclusion,
         packet=packet,
         checks=fenced.checks,
         confirmed=fenced.confirmed,

@@ -19,7 +19,7 @@ from coordinator.core.decision import DecisionType
 from coordinator.core.evidence import Item
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
-from coordinator.engine.slots import Providers, Turns
+from coordinator.engine.slots import Chains, Providers
 from coordinator.errors import RequestRefused
 from coordinator.store.boundary import Boundary
 from coordinator.store.records import Key, Locked
@@ -114,7 +114,7 @@ class Engine:
     boundary: Boundary
     settings: Settings
     providers: Providers
-    turns: Turns
+    chains: Chains
     owner: UUID
     new_id: Callable[[], UUID]
     render_refusal: Refusal

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from coordinator import telemetry
 from coordinator.core.breaker import Breaker
@@ -132,30 +132,28 @@ class Providers:
         return provider
 
 
-class Turn:
-    """``latest`` is what the last commit of this record in this process made, as long as anybody waited for it."""
+class Chain:
+    """The proposals of this process for one record. ``latest`` is what the last of them makes of it, if it is accepted."""
 
     def __init__(self) -> None:
         self.latest: Locked | None = None
-        self.lock = asyncio.Lock()
-        self.holders = 0
+        self.members = 0
 
 
-class Turns:
-    """One turn at a time per record within this process, first come first served. Writers of one hot record would otherwise all
-    conflict with each other in the database; here the next one learns what its predecessor committed, and reconsiders first."""
+class Chains:
+    """Writers of one hot record would all conflict with each other in the database. Here each one learns what its predecessor
+    has proposed and decides on that, so that many of them can be committed together, in order."""
 
     def __init__(self) -> None:
-        self._turns: dict[object, Turn] = {}
+        self._chains: dict[object, Chain] = {}
 
-    @asynccontextmanager
-    async def turn(self, key: object) -> AsyncIterator[Turn]:
-        turn = self._turns.setdefault(key, Turn())
-        turn.holders += 1
+    @contextmanager
+    def of(self, key: object) -> Iterator[Chain]:
+        chain = self._chains.setdefault(key, Chain())
+        chain.members += 1
         try:
-            async with turn.lock:
-                yield turn
+            yield chain
         finally:
-            turn.holders -= 1
-            if not turn.holders:
-                del self._turns[key]
+            chain.members -= 1
+            if not chain.members:
+                del self._chains[key]

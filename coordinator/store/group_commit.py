@@ -51,13 +51,17 @@ class GroupCommit(Generic[I, R]):
     async def submit(self, tenant: UUID, item: I, *, must: bool = True) -> R:
         if self.depth >= self._bound and not must:
             raise Overloaded("too many calls are waiting for the database", retry_after_ms=500)
+        return await self.enqueue(tenant, item)
+
+    def enqueue(self, tenant: UUID, item: I) -> asyncio.Future[R]:
+        """Take a place now; calls of a tenant are carried out in the order of their places."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting[tenant].append((item, future))
         self.depth += 1
         if self._lanes[tenant] < LANES:
             self._lanes[tenant] += 1
             self._tasks.start_soon(self._lane, tenant)
-        return await future
+        return future
 
     async def _lane(self, tenant: UUID) -> None:
         try:
