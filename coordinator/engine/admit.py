@@ -118,7 +118,6 @@ async def admit(
         "coordinator.admit", traceparent, decision_id=str(admission.id), decision_type=declared.name
     ):
         result = await _store(engine, caller.tenant, admission)
-    failpoint("admit.after")
     if isinstance(result, Known):
         if result.fingerprint != admission.fingerprint:
             raise IdempotencyKeyReused(
@@ -149,6 +148,7 @@ async def _store(engine: Engine, tenant: UUID, admission: Admission) -> Admitted
     back with the same key: it will find its decision, or make it then."""
     try:
         result: Admitted | Known = await engine.boundary.admit.submit(tenant, admission, must=False)
+        await failpoint("admit.after")
         return result
     except CommitUnknown as unknown:
         try:

@@ -84,6 +84,8 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
     while True:
         try:
             result = await waiting
+            if isinstance(result, Committed):
+                await failpoint("commit.after")
         except (CommitUnknown, Overloaded):
             known = await _read_back(engine, run)
             if known is not None:
@@ -92,7 +94,6 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
             continue
         telemetry.STAGE_SECONDS.labels("commit").observe(time.monotonic() - proposed.began)
         if isinstance(result, Committed):
-            failpoint("commit.after")
             telemetry.DECISIONS.labels(run.type.name, proposed.proposal.status).inc()
         return result
 

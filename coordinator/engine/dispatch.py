@@ -95,9 +95,8 @@ async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperat
         with telemetry.span(
             "coordinator.dispatch", claimed.traceparent, operation_id=str(claimed.id)
         ) as inside:
-            failpoint("dispatch.before")
             result = await _perform(provider, sink, _operation(tenant, claimed, inside))
-    failpoint("dispatch.sent")
+    await failpoint("dispatch.after")
     sends = claimed.sends + 1
     step = next_step(
         sink.guarantee,
@@ -116,7 +115,9 @@ async def _perform(provider: Provider, sink: Sink, operation: Operation) -> Send
     result: SendResult = Ambiguous("timed-out", f"no answer within {sink.timeout_ms} ms")
     try:
         with anyio.move_on_after(sink.timeout_ms / 1000 + GRACE_S):
+            await failpoint("dispatch.before")
             result = await sink.perform(operation)
+            await failpoint("dispatch.sent")
     except Exception as error:  # the boundary to adapters: it may have raised after sending
         log.exception("sink %s raised", sink.name)
         result = Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
@@ -153,7 +154,10 @@ async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupRes
     async with engine.providers.of(sink.provider).slot():
         with anyio.move_on_after(sink.timeout_ms / 1000 + GRACE_S):
             try:
-                return await sink.lookup(operation)
+                await failpoint("ask.before")
+                found = await sink.lookup(operation)
+                await failpoint("ask.sent")
+                return found
             except Exception as error:  # the boundary to adapters
                 log.exception("sink %s raised in lookup", sink.name)
                 return Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
@@ -207,11 +211,11 @@ async def _settle(
     while True:
         try:
             await engine.boundary.settle.submit(tenant, settlement)
+            await failpoint("settle.after")
         except (CommitUnknown, Overloaded):
             log.warning("operation %s could not be settled yet", claimed.id)
             await anyio.sleep(SETTLE_PAUSE_S)
             continue
-        failpoint("settle.after")
         telemetry.OPERATIONS.labels(claimed.effect, settlement.state).inc()
         if settlement.due_ms is not None or claimed.linked:
             engine.wake_in((settlement.due_ms or 0) / 1000)

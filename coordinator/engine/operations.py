@@ -14,6 +14,7 @@ from coordinator.core.effect import OperationState
 from coordinator.core.evidence import clean_text
 from coordinator.engine.run import Engine
 from coordinator.errors import CommitUnknown, Overloaded
+from coordinator.failpoints import failpoint
 from coordinator.store import resolve
 from coordinator.store.database import Connection
 from coordinator.store.keys import Key
@@ -80,15 +81,28 @@ class Operations:
             lambda c: resolve.notice(
                 c, tenant, effect=effect, event_id=event_id, key=key, resolution=resolution
             ),
+            point="notice",
         )
 
     async def ask_now(self, tenant: UUID) -> int:
         """How many uncertain operations their providers are asked about at once."""
         return await self._run(tenant, lambda c: resolve.ask_now(c, tenant))
 
-    async def _run(self, tenant: UUID, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _run(
+        self,
+        tenant: UUID,
+        work: Callable[[Connection], Awaitable[T]],
+        *,
+        point: Literal["resolve", "notice"] = "resolve",
+    ) -> T:
+        async def written(connection: Connection) -> T:
+            result = await work(connection)
+            await failpoint(f"{point}.before")
+            return result
+
         try:
-            result = await self._engine.boundary.database.run(tenant, work)
+            result = await self._engine.boundary.database.run(tenant, written)
+            await failpoint(f"{point}.after")
         except CommitUnknown as unknown:
             detail = "the database went away during the commit; look at the operation before you repeat"
             raise Overloaded(detail, retry_after_ms=1000) from unknown

@@ -62,9 +62,9 @@ async def _rounds(engine: Engine, run: Run) -> Committed | Superseded:
     while True:
         readings |= await gather(engine, run, wanted, readings)
         packet = freeze(run, readings)
-        failpoint("gather.after")
+        await failpoint("gather.after")
         concluded = conclude(engine, run, packet, readings)
-        failpoint("decide.after")
+        await failpoint("decide.after")
         if isinstance(concluded, NeedMore):
             wanted = concluded.evidence
             continue
@@ -81,7 +81,7 @@ async def _apply(
     if isinstance(concluded, Rest):
         return await _rest(engine, run, concluded)
     fenced = await fence(engine, run, readings)
-    failpoint("fence.after")
+    await failpoint("fence.after")
     if not fenced.held:
         if run.out_of_rounds:
             return await _rest(engine, run, _evidence_moved(packet, fenced))

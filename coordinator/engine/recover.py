@@ -23,6 +23,7 @@ import anyio
 from coordinator import telemetry
 from coordinator.engine.run import Engine
 from coordinator.errors import CommitUnknown, Overloaded
+from coordinator.failpoints import failpoint
 from coordinator.store import lease
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,10 @@ async def _sweep_once(
             claim = lease.Claim(engine.owner, engine.settings.lease_ms, types)
             claimed = await lease.claim_decisions(connection, tenant, claim, limit=decisions)
             due = await lease.claim_operations(connection, tenant, claim, limit=operations)
+            if claimed or due:
+                await failpoint("claim.before")
+        if claimed or due:
+            await failpoint("claim.after")
         for decision in claimed:
             telemetry.TAKEN_OVER.labels("decision").inc()
             take_decision(tenant, decision, until)

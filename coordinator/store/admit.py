@@ -89,7 +89,7 @@ async def admit(
     known = await _known(connection, tenant, [a.key for a in admissions if a.id not in created])
     if fresh:
         await log.append(connection, tenant, [_receipt(admission) for admission in fresh])
-    failpoint("admit.before")
+    await failpoint("admit.before")
     return [
         Admitted(created[a.id], records.get((a.record_kind or "", a.record_id or ""), Locked(0, None)))
         if a.id in created

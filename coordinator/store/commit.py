@@ -181,7 +181,7 @@ async def commit(
         if isinstance(verdict, list)
     ]
     finished = await _write(connection, tenant, accepted) if accepted else {}
-    failpoint("commit.before")
+    await failpoint("commit.before")
     return [
         Committed(finished[proposal.decision_id], proposal.operations)
         if isinstance(verdict, list)

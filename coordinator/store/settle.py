@@ -76,7 +76,7 @@ async def settle(
     changed: list[bool] = []
     for distinct in _without_repeats(settlements):
         changed += await _settle_distinct(connection, tenant, distinct)
-    failpoint("settle.before")
+    await failpoint("settle.before")
     return changed
 
 
