@@ -70,7 +70,11 @@ class Packet:
     @overload
     def __getitem__(self, evidence: Evidence[T, Optional]) -> Present[T] | Missing: ...
     def __getitem__(self, evidence: Evidence[T, Any]) -> T | Present[T] | Missing:
-        item = self.item(evidence.name)
+        item = self._by_name.get(evidence.name)
+        if item is None and evidence.on_demand:
+            return Missing("skipped", "not-asked-for")
+        if item is None:
+            raise MissingEvidence(f"{evidence.name} is not evidence of this decision type")
         if item.state != "found":
             if evidence.required:
                 raise MissingEvidence(f"{item.name} is {item.state}")

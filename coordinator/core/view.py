@@ -26,6 +26,8 @@ class OutcomeView(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class FenceView(msgspec.Struct, kw_only=True):
+    """``rounds`` is how often the policy ran. ``checks`` are those that did not hold in earlier rounds, then those of the last."""
+
     rounds: int
     checks: list[Check]
 

@@ -163,7 +163,7 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
         outcome=decided.outcome,
         packet_digest=rest.packet.digest if rest.packet else None,
         evidence=msgspec.Raw(rest.packet.bytes if rest.packet else b"[]"),
-        fence=FenceView(rounds=run.rounds, checks=_checks(rest, facts)),
+        fence=FenceView(rounds=run.rounds, checks=[*run.moves, *_checks(rest, facts)]),
         operations=[
             OperationView(
                 id=str(op.id), effect=op.effect, state=_born(op), receipt=facts.receipt + 1 + op.ordinal

@@ -85,6 +85,7 @@ async def _apply(
     if not fenced.held:
         if run.out_of_rounds:
             return await _rest(engine, run, _evidence_moved(packet, fenced))
+        run.moves += [check for check in fenced.checks if not check.held]
         readings |= fenced.readings
         return fenced.stale
     result = await _commit_in_chain(engine, run, packet, readings, concluded, fenced)
@@ -154,6 +155,7 @@ async def _commit_in_chain(
             ):
                 chain.latest = chain.latest if isinstance(result, Committed) else None
                 return result
+            run.moves += [check for check in result.checks if not check.held]
             run.record = chain.latest = result.locked[key]
             conclusion = conclude(engine, run, packet, readings)
         return conclusion
@@ -197,6 +199,7 @@ async def _after_move(
             "conflicted", "evidence-moved", "records moved in every round", packet, checks=result.checks
         )
         return await _rest(engine, run, rest)
+    run.moves += [check for check in result.checks if not check.held]
     run.record = present or run.record
     names = moved(result.checks) & readings.keys()
     for name in names:

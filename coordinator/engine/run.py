@@ -17,6 +17,7 @@ from coordinator.config import Settings
 from coordinator.core.canonical import JsonValue
 from coordinator.core.decision import DecisionType
 from coordinator.core.evidence import Item
+from coordinator.core.fence import Check
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
 from coordinator.engine.slots import Chains, Providers
@@ -57,6 +58,8 @@ class Run:
     rendered_at: float = 0.0
     """When the commit was rendered: the leases of its operations began after that."""
     stages: list[Stage] = field(default_factory=list)
+    moves: list[Check] = field(default_factory=list)
+    """The checks that did not hold in earlier rounds."""
     cancelled: bool = False
     cancel: Callable[[], None] = lambda: None
     """Stops what it is doing now: waiting for its slot, or walking its path."""

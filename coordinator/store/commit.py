@@ -128,8 +128,6 @@ ORDER BY id
 FOR NO KEY UPDATE
 """
 
-NOW = "SELECT clock_timestamp()"
-
 WRITE = """
 WITH version AS (
     SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::json[], $6::uuid[]) AS v (kind, id, base, data, decision_id)
@@ -171,7 +169,8 @@ async def commit(
     connection: Connection, tenant: UUID, proposals: Sequence[Proposal], *, kinds: Kinds
 ) -> Sequence[Result]:
     """Bring a batch of decisions to rest, each on its own merits."""
-    locked = await lock_records(connection, tenant, _keys(proposals))
+    new = {(v.kind, v.id) for proposal in proposals for v in proposal.changes if v.base == 0}
+    locked = await lock_records(connection, tenant, _keys(proposals), absent=new)
     held = await connection.fetch(HOLD, tenant, [proposal.decision_id for proposal in proposals])
     holders = {row["id"]: row["fencing_token"] for row in held if row["status"] in ("queued", "running")}
     verdicts = _judge_all(proposals, dict(locked), holders, kinds)
@@ -245,8 +244,8 @@ async def _write(
     connection: Connection, tenant: UUID, accepted: Sequence[tuple[Proposal, list[Check]]]
 ) -> dict[UUID, Finished]:
     proposals = [proposal for proposal, _ in accepted]
-    now = await connection.fetchval(NOW)
-    index = first = await log.reserve(connection, tenant, sum(1 + len(p.operations) for p in proposals))
+    first, now = await log.reserve(connection, tenant, sum(1 + len(p.operations) for p in proposals))
+    index = first
     finished: dict[UUID, Finished] = {}
     for proposal, checks in accepted:
         finished[proposal.decision_id] = proposal.finish(Facts(now, checks, index))
@@ -255,7 +254,7 @@ async def _write(
     changed, rested = await connection.fetchrow(WRITE, tenant, *_columns(proposals, now, done))  # type: ignore[misc]  # always one row
     if changed != sum(len(p.changes) for p in proposals) or rested != len(proposals):
         raise AssertionError("a locked row changed under its lock")
-    await log.append(connection, tenant, [receipt for each in done for receipt in each.receipts], first)
+    await log.fill(connection, tenant, [receipt for each in done for receipt in each.receipts], first)
     return finished
 
 

@@ -7,41 +7,49 @@ order of commits. Receipts are never updated or deleted (the app's role has no g
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from uuid import UUID
 
 from coordinator.core.receipt import Receipt
 from coordinator.store.database import Connection
 
 RESERVE = """
-UPDATE logs SET size = size + $2 WHERE tenant_id = $1 RETURNING size - $2
+UPDATE logs SET size = size + $2 WHERE tenant_id = $1 RETURNING size - $2 AS first, clock_timestamp() AS now
 """
 
-APPEND = """
+_RECEIPTS = """
 INSERT INTO receipts (tenant_id, index, kind, decision_id, operation_id, body)
-SELECT $1, $2 + r.n - 1, r.kind, r.decision_id, r.operation_id, r.body
-FROM unnest($3::text[], $4::uuid[], $5::uuid[], $6::json[]) WITH ORDINALITY AS r (kind, decision_id, operation_id, body, n)
+SELECT $1, place.first + r.n - 1, r.kind, r.decision_id, r.operation_id, r.body
+FROM place, unnest($3::text[], $4::uuid[], $5::uuid[], $6::json[]) WITH ORDINALITY AS r (kind, decision_id, operation_id, body, n)
 """
 
+APPEND = f"WITH place AS ({RESERVE}) {_RECEIPTS}"
 
-async def reserve(connection: Connection, tenant: UUID, count: int) -> int:
-    """Lock the log and take ``count`` indices; the first of them."""
-    first = await connection.fetchval(RESERVE, tenant, count)
-    return int(first)
+FILL = f"WITH place AS (SELECT $2::bigint AS first) {_RECEIPTS}"
 
 
-async def append(
-    connection: Connection, tenant: UUID, receipts: Sequence[Receipt], first: int | None = None
-) -> int:
-    """Write receipts at ``first``, reserving the indices here if that has not been done; the index of the first one."""
-    if first is None:
-        first = await reserve(connection, tenant, len(receipts))
-    await connection.execute(
-        APPEND,
-        tenant,
-        first,
+async def reserve(connection: Connection, tenant: UUID, count: int) -> tuple[int, datetime]:
+    """Lock the log and take ``count`` indices: the first of them, and the time."""
+    row = await connection.fetchrow(RESERVE, tenant, count)
+    if row is None:
+        raise AssertionError(f"tenant {tenant} has no log")
+    return row["first"], row["now"]
+
+
+async def append(connection: Connection, tenant: UUID, receipts: Sequence[Receipt]) -> None:
+    """Lock the log, take as many indices as there are receipts, and write them."""
+    await connection.execute(APPEND, tenant, len(receipts), *_columns(receipts))
+
+
+async def fill(connection: Connection, tenant: UUID, receipts: Sequence[Receipt], first: int) -> None:
+    """Write receipts at indices that were reserved."""
+    await connection.execute(FILL, tenant, first, *_columns(receipts))
+
+
+def _columns(receipts: Sequence[Receipt]) -> tuple[list[object], ...]:
+    return (
         [receipt.kind for receipt in receipts],
         [receipt.decision_id for receipt in receipts],
         [receipt.operation_id for receipt in receipts],
         [receipt.body for receipt in receipts],
     )
-    return first

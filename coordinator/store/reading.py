@@ -33,9 +33,17 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """``after`` and ``compensates`` are ordinals within the decision."""
+
     id: UUID
     decision_id: UUID
     effect: str
+    ordinal: int
+    after: list[int]
+    compensates: int | None
+    has_compensation: bool
+    cancel_requested: bool
+    in_doubt: bool
     key: str
     state: str
     reason: str | None
@@ -64,8 +72,9 @@ class ReceiptRow(msgspec.Struct, frozen=True, kw_only=True):
 
 _DECISION = """id, type, class AS class_, status, request, fingerprint, traceparent, created_at, answer, answer_status, view,
 fencing_token"""
-_OPERATION = """o.id, o.decision_id, o.effect, o.key, o.state, o.reason, o.reference, o.guarantee, o.payload, o.payload_hash,
-o.sends, o.lookups, o.fencing_token, o.created_at, o.last_sent_at, o.due_at, o.settled_at,
+_OPERATION = """o.id, o.decision_id, o.effect, o.ordinal, o.after, o.compensates, o.compensation IS NOT NULL AS has_compensation,
+o.cancel_requested, o.in_doubt, o.key, o.state, o.reason, o.reference, o.guarantee, o.payload, o.payload_hash, o.sends, o.lookups,
+o.fencing_token, o.created_at, o.last_sent_at, o.due_at, o.settled_at,
 (SELECT max(r.index) FROM receipts r WHERE r.tenant_id = o.tenant_id AND r.operation_id = o.id) AS receipt"""
 
 DECISION = f"SELECT {_DECISION} FROM decisions WHERE tenant_id = $1 AND id = $2"
@@ -92,6 +101,11 @@ OPERATIONS = f"""
 SELECT {_OPERATION} FROM operations o
 WHERE o.tenant_id = $1 AND ($2::text IS NULL OR o.state = $2) AND ($3::uuid IS NULL OR o.id < $3)
 ORDER BY o.id DESC LIMIT $4
+"""
+
+ADDRESSED = """
+SELECT o.id FROM tenants t LEFT JOIN operations o ON o.tenant_id = t.tenant_id AND o.effect = $2 AND o.key = $3
+WHERE t.tenant_id = $1
 """
 
 RECEIPTS = """
@@ -146,6 +160,18 @@ async def operations(
     connection: Connection, tenant: UUID, *, state: str | None = None, before: UUID | None = None, limit: int
 ) -> Sequence[OperationRow]:
     return [OperationRow(**row) for row in await connection.fetch(OPERATIONS, tenant, state, before, limit)]
+
+
+class Addressed(msgspec.Struct, frozen=True):
+    """Whom a provider speaks of: a tenant that exists, and its operation, if it has it."""
+
+    operation: UUID | None
+
+
+async def addressed(connection: Connection, tenant: UUID, effect: str, key: str) -> Addressed | None:
+    """None if there is no such tenant."""
+    row = await connection.fetchrow(ADDRESSED, tenant, effect, key)
+    return None if row is None else Addressed(row["id"])
 
 
 async def receipts(

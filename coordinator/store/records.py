@@ -6,7 +6,7 @@ at version 0, so that "it was not there" can be relied upon like any other versi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from datetime import datetime
 from uuid import UUID
 
@@ -34,12 +34,6 @@ FROM records r JOIN unnest($2::text[], $3::text[]) AS k (kind, id) USING (kind, 
 WHERE r.tenant_id = $1
 """
 
-ANCHOR = """
-INSERT INTO records (tenant_id, kind, id, version, data)
-SELECT $1, k.kind, k.id, 0, NULL FROM unnest($2::text[], $3::text[]) AS k (kind, id) ORDER BY k.kind, k.id
-ON CONFLICT (tenant_id, kind, id) DO NOTHING
-"""
-
 # ORDER BY before FOR UPDATE: rows are locked in the order in which the sort delivers them.
 LOCK = """
 SELECT r.kind, r.id, r.version, r.data
@@ -47,6 +41,15 @@ FROM records r JOIN unnest($2::text[], $3::text[]) AS k (kind, id) USING (kind, 
 WHERE r.tenant_id = $1
 ORDER BY r.kind COLLATE "C", r.id COLLATE "C"
 FOR NO KEY UPDATE OF r
+"""
+
+# The row that this makes is locked by having been made.
+ANCHOR = """
+INSERT INTO records (tenant_id, kind, id, version, data)
+SELECT $1, k.kind, k.id, 0, NULL FROM unnest($2::text[], $3::text[]) AS k (kind, id)
+ORDER BY k.kind COLLATE "C", k.id COLLATE "C"
+ON CONFLICT (tenant_id, kind, id) DO NOTHING
+RETURNING kind, id, version, data
 """
 
 PUT = """
@@ -83,15 +86,25 @@ async def read_records(connection: Connection, tenant: UUID, keys: Collection[Ke
     return {(row["kind"], row["id"]): Locked(row["version"], row["data"]) for row in rows}
 
 
-async def lock_records(connection: Connection, tenant: UUID, keys: Collection[Key]) -> dict[Key, Locked]:
-    """All of the records, locked until the transaction ends."""
+async def lock_records(
+    connection: Connection, tenant: UUID, keys: Set[Key], *, absent: Collection[Key] = ()
+) -> dict[Key, Locked]:
+    """All of the records, locked until the transaction ends. ``absent`` are those of the keys that are thought not to exist yet:
+    where that is right, it saves a round trip."""
+    locked = await _lock(connection, ANCHOR, tenant, absent)
+    locked |= await _lock(connection, LOCK, tenant, keys - locked.keys())
+    if missing := keys - locked.keys():
+        await _lock(connection, ANCHOR, tenant, missing)
+        locked |= await _lock(connection, LOCK, tenant, missing)
+    return locked
+
+
+async def _lock(
+    connection: Connection, statement: str, tenant: UUID, keys: Collection[Key]
+) -> dict[Key, Locked]:
     if not keys:
         return {}
-    kinds, ids = [kind for kind, _ in keys], [id for _, id in keys]
-    rows = await connection.fetch(LOCK, tenant, kinds, ids)
-    if len(rows) < len(keys):
-        await connection.execute(ANCHOR, tenant, kinds, ids)
-        rows = await connection.fetch(LOCK, tenant, kinds, ids)
+    rows = await connection.fetch(statement, tenant, [kind for kind, _ in keys], [id for _, id in keys])
     return {(row["kind"], row["id"]): Locked(row["version"], row["data"]) for row in rows}
 
 
