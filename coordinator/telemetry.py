@@ -48,8 +48,8 @@ STAGE_SECONDS = Histogram("coordinator_stage_seconds", "Time in one stage of the
 READINGS = Counter("coordinator_readings_total", "Readings of sources", ["source", "state"])
 OPERATIONS = Counter("coordinator_operations_total", "State changes of operations", ["effect", "state"])
 TRANSACTIONS = Counter("coordinator_transactions_total", "Transactions of the path", ["kind"])
-RUNNING = Gauge("coordinator_running", "Decisions that hold a slot", ["class"])
-QUEUED = Gauge("coordinator_queued", "Decisions that wait for a slot in this process", ["class"])
+RUNNING = Gauge("coordinator_running", "Decisions that hold a slot", ["class"], multiprocess_mode="livesum")
+QUEUED = Gauge("coordinator_queued", "Decisions that wait for a slot", ["class"], multiprocess_mode="livesum")
 TAKEN_OVER = Counter("coordinator_taken_over_total", "Work taken over from a silent process", ["what"])
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})\Z")

@@ -15,17 +15,14 @@ from litestar.types import Receive, Scope
 from coordinator.api.headers import values
 from coordinator.api.problems import UnsupportedMediaType
 from coordinator.core.canonical import InvalidJson, JsonValue, parse
+from coordinator.core.pointer import located, shortened
 from coordinator.errors import BodyTooLarge, MalformedRequest
 
 T = TypeVar("T")
 
-MAX_DETAIL = 500
 _JSON_TYPE = re.compile(
     r"application/(?:[a-z0-9!#$&^_.+-]+\+)?json\s*(?:;\s*charset\s*=\s*\"?utf-8\"?\s*)?;?\s*\Z", re.IGNORECASE
 )
-_AT_PATH = re.compile(r"(?P<what>.*) - at `(?P<key>key in )?\$?(?P<path>.*)`\Z", re.DOTALL)
-_MEMBER = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
-_NAMED_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>.*)`\Z", re.DOTALL)
 
 
 async def read_json(scope: Scope, receive: Receive, limit: int) -> JsonValue:
@@ -36,10 +33,16 @@ async def read_json(scope: Scope, receive: Receive, limit: int) -> JsonValue:
     try:
         return parse(text)
     except InvalidJson as error:
-        detail = _short(error.message)
+        detail = shortened(error.message)
         raise MalformedRequest(
             f"The body is not acceptable JSON: {detail}.", [(error.pointer, detail)]
         ) from None
+
+
+async def read_bytes(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The body as it was sent, for whoever checks a signature over it before anything else. Raises `BodyTooLarge`."""
+    _check_length(scope, limit)
+    return await _read(receive, limit)
 
 
 def typed(body: JsonValue, kind: type[T]) -> T:
@@ -49,22 +52,6 @@ def typed(body: JsonValue, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         pointer, what = located(str(error))
         raise MalformedRequest(f"The body does not fit: {what}.", [(pointer, what)]) from None
-
-
-def located(message: str) -> tuple[str, str]:
-    """A validation error's text as a JSON pointer (RFC 6901) and what is wrong there. The pointer ends at the nearest member
-    whose name the error tells."""
-    at = _AT_PATH.match(message)
-    what, path = (at["what"], at["path"]) if at else (message, "")
-    pointer = ""
-    for member in _MEMBER.finditer(path):
-        if member[0] == "[...]":
-            break
-        pointer += "/" + _escaped(member["name"] or member["index"])
-    named = _NAMED_FIELD.match(what)
-    if named and "[...]" not in path:
-        pointer += "/" + _escaped(_short(named["name"]))
-    return pointer, _short(what)
 
 
 def _check_length(scope: Scope, limit: int) -> None:
@@ -102,11 +89,3 @@ async def _read(receive: Receive, limit: int) -> bytes:
 
 def too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"A body may have at most {limit} bytes.", max_body_bytes=limit)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 1] + "…"

@@ -23,7 +23,7 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from coordinator.api.answer import Answer
 from coordinator.api.auth import Keys, check_scope
-from coordinator.api.body import read_json
+from coordinator.api.body import read_bytes, read_json
 from coordinator.api.paging import Query, parse_query, uuid
 from coordinator.api.problems import answer_to, not_allowed
 from coordinator.core.canonical import JsonValue
@@ -64,6 +64,9 @@ class Call:
 
     async def body(self) -> JsonValue:
         return await read_json(self.scope, self.receive, self.service.settings.max_body_bytes)
+
+    async def raw_body(self) -> bytes:
+        return await read_bytes(self.scope, self.receive, self.service.settings.max_body_bytes)
 
     def segment(self, index: int) -> str:
         """A segment of the path, from its raw bytes: the only place where ``%2F`` is not a separator. Raises `NotFound`."""

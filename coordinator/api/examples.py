@@ -11,5 +11,24 @@ DECISION: dict[str, Any] = {
 }
 """The body of ``POST /v1/decisions``."""
 
+RESOLUTION: dict[str, Any] = {
+    "verdict": "happened",
+    "reference": "crm-4711",
+    "note": "seen in the provider's own records",
+}
+"""The body of ``POST /v1/operations/{id}/resolve``."""
+
+NOTE: dict[str, Any] = {"note": "the provider has mended it"}
+"""The body of what a person does to an operation without more to say."""
+
+NOTHING: dict[str, Any] = {}
+
+NOTICE: dict[str, Any] = {
+    "key": "01a22969-a728-7669-8b99-5ac5ff272df1.send-quote.0",
+    "happened": True,
+    "reference": "crm-4711",
+}
+"""The body of ``POST /v1/notices/{tenant}/send-quote``, which its sender signs."""
+
 RECORD: dict[str, Any] = {"state": "draft"}
 """The body of ``PUT /v1/records/proposal/p-1``."""

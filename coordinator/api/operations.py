@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import get_args
+from uuid import UUID
 
 from coordinator.api import paging
 from coordinator.api.answer import Answer
@@ -50,7 +51,11 @@ async def index(call: Call) -> Answer:
 async def show(call: Call) -> Answer:
     """Its attempts, the key it is sent under, what the provider guarantees, the digest of what was sent and the provider's own
     reference for it."""
-    id = call.id()
+    return await as_it_is_now(call, call.id())
+
+
+async def as_it_is_now(call: Call, id: UUID) -> Answer:
+    """An operation of the caller's tenant. Raises `NotFound`."""
     async with call.service.database.transaction(call.tenant) as connection:
         row = await reading.operation(connection, call.tenant, id)
     if row is None:

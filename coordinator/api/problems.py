@@ -33,6 +33,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "idempotency-key-missing": (400, "An Idempotency-Key is required"),
     "idempotency-key-invalid": (400, "The Idempotency-Key is invalid"),
     "unauthenticated": (401, "No valid API key was given"),
+    "notice-refused": (401, "The notice is not accepted"),
     "missing-scope": (403, "The API key lacks the scope for this"),
     "not-found": (404, "There is no such thing"),
     "unknown-decision-type": (404, "There is no such decision type"),
@@ -109,6 +110,8 @@ def _headers(refusal: RequestRefused) -> list[tuple[bytes, bytes]]:
         headers.append(location(decision))
     if refusal.code == "unauthenticated":
         headers.append((b"www-authenticate", b"Bearer"))
+    elif refusal.code == "notice-refused":
+        headers.append((b"www-authenticate", b"Signature"))
     elif refusal.code == "missing-scope":
         headers.append((b"www-authenticate", b'Bearer error="insufficient_scope"'))
     return headers

@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _idle(self) -> bool:
-        return not self.server_state.tasks
+        return not self.server_state.tasks and self.service.idle
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -34,12 +34,21 @@ class VersionShown(msgspec.Struct, kw_only=True):
 
 class OperationShown(msgspec.Struct, kw_only=True):
     """``attempts`` counts the sends, ``lookups`` how often the provider was asked by key; ``receipt`` is the index of the receipt
-    of the latest state; ``due_at`` is when something is planned next."""
+    of the latest state; ``due_at`` is when something is planned next.
+
+    ``ordinal`` numbers the operations of one decision: ``after`` are the ordinals of those that have to succeed before this one is
+    sent, ``compensates`` is the ordinal of the one that this one undoes. ``in_doubt``: an attempt may have been acted upon."""
 
     id: str
     decision: str
     effect: str
+    ordinal: int
+    after: list[int]
+    compensates: int | None
+    has_compensation: bool
     state: str
+    in_doubt: bool
+    cancel_requested: bool
     reason: str | None
     key: str
     guarantee: msgspec.Raw
@@ -68,6 +77,8 @@ class ReceiptShown(msgspec.Struct, kw_only=True):
 
 
 encode = msgspec.json.Encoder().encode
+OPEN = frozenset({"ready", "dispatching", "uncertain"})
+"""States in which it is not known yet, or not for good, whether the provider acts: only then can there be doubt."""
 
 
 def _text(id: UUID | None) -> str | None:
@@ -96,7 +107,13 @@ def operation_shown(row: OperationRow) -> bytes:
             id=str(row.id),
             decision=str(row.decision_id),
             effect=row.effect,
+            ordinal=row.ordinal,
+            after=row.after,
+            compensates=row.compensates,
+            has_compensation=row.has_compensation,
             state=row.state,
+            in_doubt=row.in_doubt and row.state in OPEN,
+            cancel_requested=row.cancel_requested,
             reason=row.reason,
             key=row.key,
             guarantee=msgspec.Raw(row.guarantee),

@@ -59,13 +59,7 @@ def parse(text: bytes) -> JsonValue:
     except UnicodeDecodeError as error:
         raise InvalidJson(f"not UTF-8 at byte {error.start}") from None
     try:
-        value: JsonValue = json.loads(
-            decoded,
-            object_pairs_hook=_unique,
-            parse_int=_integer,
-            parse_float=_float,
-            parse_constant=_no_constant,
-        )
+        value: JsonValue = _strict.decode(decoded)
     except RecursionError:
         raise InvalidJson(f"nested deeper than {MAX_DEPTH}") from None
     except json.JSONDecodeError as error:
@@ -174,3 +168,8 @@ def _float(digits: str) -> float | int:
 
 def _no_constant(name: str) -> float:
     raise InvalidJson(f"{name} is not a JSON number")
+
+
+_strict = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_int=_integer, parse_float=_float, parse_constant=_no_constant
+)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from coordinator.core.canonical import JsonValue, canonical
+from coordinator.core.canonical import MAX_INTEGER, JsonValue, canonical
 from coordinator.core.money import Money
 
 
 class RecordRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    kind: str = msgspec.field()
-    id: str = msgspec.field()
-    expected_version: int | None = None
+    """``expected_version`` 0 means that the record must not exist yet."""
 
-    def __post_init__(self) -> None:
-        for name, text in (("kind", self.kind), ("id", self.id)):
-            if not 1 <= len(text) <= 255:
-                raise ValueError(f"record.{name} must have 1..255 characters")
-        if self.expected_version is not None and self.expected_version < 0:
-            raise ValueError("record.expected_version must not be negative")
+    kind: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    expected_version: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)] | None = None
 
 
 class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,11 +27,7 @@ class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     record: RecordRef | None = None
     class_: str = msgspec.field(name="class", default="interactive")
     ceiling: Money | None = None
-    time_limit_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.time_limit_ms is not None and not 1 <= self.time_limit_ms <= 3_600_000:
-            raise ValueError("time_limit_ms must be within 1..3600000")
+    time_limit_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] | None = None
 
 
 def fingerprint(method: str, route: str, body: JsonValue) -> bytes:

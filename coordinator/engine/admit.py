@@ -20,6 +20,7 @@ from coordinator import telemetry
 from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import Coordinator, DecisionType
 from coordinator.core.money import Money, total
+from coordinator.core.pointer import located
 from coordinator.core.request import DecisionRequest, fingerprint
 from coordinator.engine.run import Engine, Run
 from coordinator.engine.slots import Ticket
@@ -64,9 +65,10 @@ def check_request(
     try:
         return declared, msgspec.convert(request.input, declared.request)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        pointer = "/input" + path.rstrip("`").replace(".", "/").replace("[", "/").replace("]", "")
-        raise MalformedRequest(f"the input does not fit {request.type}", [(pointer, message)]) from None
+        pointer, what = located(str(error))
+        raise MalformedRequest(
+            f"the input does not fit {request.type}: {what}", [("/input" + pointer, what)]
+        ) from None
 
 
 def _check_ceiling(declared: DecisionType[Any, Any], ceiling: Money | None) -> None:

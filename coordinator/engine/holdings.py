@@ -69,6 +69,10 @@ class Holdings:
             still_holds=self._still_holds,
         )
 
+    @property
+    def idle(self) -> bool:
+        return not self.runs and not self._operations
+
     def _wake_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._due.set)
 
@@ -211,7 +215,7 @@ class Holdings:
         """Take nothing new; wait for what runs, up to the limit; let go of the rest, for others to take over."""
         self.draining = True
         with anyio.move_on_after(self.settings.drain_s):
-            while self.runs or self._operations:
+            while not self.idle:
                 self._idle.clear()
                 await self._idle.wait()
         left: dict[UUID, tuple[list[UUID], list[UUID]]] = {}

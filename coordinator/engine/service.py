@@ -79,6 +79,11 @@ class Service:
     def draining(self) -> bool:
         return self._holdings.draining
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs here, neither a decision nor an operation."""
+        return self._holdings.idle
+
     def stop_taking(self) -> None:
         """From now on new requests are refused with `Draining`; what runs goes on."""
         self._holdings.draining = True

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from litestar.types import Receive, Scope
 
-from coordinator.api.body import located, read_json, typed
+from coordinator.api.body import read_json, typed
 from coordinator.api.problems import UnsupportedMediaType
 from coordinator.core.canonical import JsonValue
+from coordinator.core.pointer import located
 from coordinator.core.request import DecisionRequest
 from coordinator.errors import BodyTooLarge, MalformedRequest
 
@@ -167,11 +168,11 @@ GOOD: dict[str, Any] = {"type": "quote", "input": {}}
         (GOOD | {"record": {"kind": "a", "id": "b", "x": 1}}, "/record/x"),
         (GOOD | {"record": {"kind": "a", "id": 5}}, "/record/id"),
         (GOOD | {"record": {"kind": "a", "id": "b", "expected_version": "8"}}, "/record/expected_version"),
-        (GOOD | {"record": {"kind": "a", "id": "b", "expected_version": -1}}, "/record"),
-        (GOOD | {"record": {"kind": "", "id": "b"}}, "/record"),
+        (GOOD | {"record": {"kind": "a", "id": "b", "expected_version": -1}}, "/record/expected_version"),
+        (GOOD | {"record": {"kind": "", "id": "b"}}, "/record/kind"),
         (GOOD | {"ceiling": {"amount_minor": 1.5, "currency": "SGD"}}, "/ceiling/amount_minor"),
         (GOOD | {"ceiling": {"amount_minor": 1, "currency": "XXQ"}}, "/ceiling"),
-        (GOOD | {"time_limit_ms": 0}, ""),
+        (GOOD | {"time_limit_ms": 0}, "/time_limit_ms"),
         (GOOD | {"class": None}, "/class"),
     ],
 )
