@@ -71,12 +71,18 @@ NEVER = ("failed", "cancelled", "compensating", "compensated")
 
 def consequences(links: Iterable[Link]) -> list[Consequence]:
     """Everything that follows, in an order in which it can be applied."""
-    by_ordinal = {link.ordinal: msgspec.structs.replace(link) for link in links}
+    in_order = sorted(links, key=lambda link: link.ordinal)
+    by_ordinal = {link.ordinal: msgspec.structs.replace(link) for link in in_order}
     found: list[Consequence] = []
-    while new := [step for link in by_ordinal.values() if (step := _next(link, by_ordinal)) is not None]:
-        for step in new:
-            _apply(step, by_ordinal)
-        found += new
+    settled = False
+    while not settled:
+        settled = True
+        # An operation comes after earlier ones alone: what is being undone is seen by all that would come after it.
+        for link in by_ordinal.values():
+            if (step := _next(link, by_ordinal)) is not None:
+                _apply(step, by_ordinal)
+                found.append(step)
+                settled = False
     return found
 
 
