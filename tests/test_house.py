@@ -279,11 +279,19 @@ def spans_begun() -> set[str]:
     return begun
 
 
-@pytest.mark.xfail(
-    reason="coordinator.commit stands in the table, and the commit is measured but not spanned"
+NOT_BEGUN = pytest.mark.xfail(reason="the commit is measured, but there is no span around it yet")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=NOT_BEGUN if name == "coordinator.commit" else ()) for name in telemetry.SPANS],
 )
-def test_every_span_in_the_table_is_begun_somewhere_and_no_other() -> None:
-    assert spans_begun() == set(telemetry.SPANS)
+def test_every_span_in_the_table_is_begun_somewhere(name: str) -> None:
+    assert name in spans_begun()
+
+
+def test_no_span_is_begun_that_is_not_in_the_table() -> None:
+    assert spans_begun() <= set(telemetry.SPANS)
 
 
 # Assembled, so that this file does not break its own rule.

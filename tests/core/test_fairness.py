@@ -115,6 +115,14 @@ def test_a_reserve_in_use_is_kept_no_longer_for_its_class() -> None:
     assert start_all(made, {"bulk": 100}) == ["bulk"] * 2
 
 
+def test_reserves_beyond_all_slots_neither_overbook_nor_block() -> None:
+    made = shares(2, a=(1, 2), b=(1, 2))
+    assert start_all(made, {"a": 5}) == ["a"] * 2
+    assert start_all(made, {"a": 5, "b": 5}) == []
+    made.finish("a")
+    assert start_all(made, {"b": 5}) == ["b"]
+
+
 def test_nothing_starts_where_nobody_waits() -> None:
     made = shares(4, a=(1, 0))
     assert made.next({}) is None
