@@ -8,6 +8,7 @@ run. A reading whose dependency is missing is `skipped`; it never starts.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -149,9 +150,36 @@ async def read(
 async def _call(engine: Engine, source: Source[Any], request: ReadRequest) -> Answer[Any]:
     async with engine.providers.of(source.provider).slot():
         try:
-            return await source.read(request)
+            return _well_formed(await source.read(request))
         except Exception as error:  # noqa: BLE001 - the boundary to adapters; recorded as a typed failure
             return Failed("source-raised", clean_text(f"{type(error).__name__}: {error}"))
+
+
+_ABOUT: Any = Found[None]
+
+
+def _well_formed(answer: object) -> Answer[Any]:
+    """An adapter is not obliged to check its types; what it says beside the value is checked here, the value in `_found`."""
+    try:
+        match answer:
+            case Found(age_ms=age_ms, confidence=confidence, interval=interval):
+                msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(answer, value=None)), _ABOUT)
+                if (
+                    age_ms < 0
+                    or not 0 <= (confidence or 0) <= 1
+                    or not all(map(math.isfinite, interval or ()))
+                ):
+                    return Failed("malformed-value", "age_ms, confidence or interval is out of range")
+            case Absent() | Failed():
+                msgspec.convert(msgspec.to_builtins(answer), type(answer))
+            case Unchanged():
+                pass
+            case _:
+                return Failed("malformed-answer", clean_text(f"not an answer of a source: {answer!r}"))
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        code = "malformed-value" if isinstance(answer, Found) else "malformed-answer"
+        return Failed(code, clean_text(str(error)))
+    return answer
 
 
 class _Attempts:
@@ -228,7 +256,7 @@ def _reading(
         case Found():
             return _found(engine, declared, answer, began, attempts)
         case Absent(revision):
-            return _no_answer(declared, "absent", began, attempts, revision=revision)
+            return _no_answer(declared, "absent", began, attempts, revision=revision and clean_text(revision))
         case Unchanged() if then is not None:
             return Reading(then, began)
         case Unchanged():
@@ -238,7 +266,9 @@ def _reading(
             )
             return _no_answer(declared, "failed", began, attempts, error)
         case Failed(code, message):
-            return _no_answer(declared, "failed", began, attempts, ItemError(code, clean_text(message)))
+            return _no_answer(
+                declared, "failed", began, attempts, ItemError(clean_text(code), clean_text(message))
+            )
 
 
 def _found(
