@@ -28,11 +28,13 @@ context of the span around their call. Without an exporter (OTEL_EXPORTER_OTLP_E
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Generic, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -40,17 +42,40 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import Counter, Gauge, Histogram
 
-SPANS = tuple(f"coordinator.{stage}" for stage in ("admit", "gather", "read", "decide", "fence", "commit", "dispatch"))
+SPANS = tuple(
+    f"coordinator.{stage}" for stage in ("admit", "gather", "read", "decide", "fence", "commit", "dispatch")
+)
 
-DECISIONS = Counter("coordinator_decisions_total", "Decisions that came to rest", ["type", "status"])
-DECISION_SECONDS = Histogram("coordinator_decision_seconds", "From admission to rest", ["type"])
-STAGE_SECONDS = Histogram("coordinator_stage_seconds", "Time in one stage of the path", ["stage"])
-READINGS = Counter("coordinator_readings_total", "Readings of sources", ["source", "state"])
-OPERATIONS = Counter("coordinator_operations_total", "State changes of operations", ["effect", "state"])
-TRANSACTIONS = Counter("coordinator_transactions_total", "Transactions of the path", ["kind"])
-RUNNING = Gauge("coordinator_running", "Decisions that hold a slot", ["class"], multiprocess_mode="livesum")
-QUEUED = Gauge("coordinator_queued", "Decisions that wait for a slot", ["class"], multiprocess_mode="livesum")
-TAKEN_OVER = Counter("coordinator_taken_over_total", "Work taken over from a silent process", ["what"])
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+
+class Labelled(Generic[M]):
+    """A metric whose children are looked up once: `labels` of the library validates and locks at every call."""
+
+    def __init__(self, metric: M) -> None:
+        self.labels: Callable[..., M] = functools.cache(metric.labels)
+
+
+DECISIONS = Labelled(
+    Counter("coordinator_decisions_total", "Decisions that came to rest", ["type", "status"])
+)
+DECISION_SECONDS = Labelled(Histogram("coordinator_decision_seconds", "From admission to rest", ["type"]))
+STAGE_SECONDS = Labelled(Histogram("coordinator_stage_seconds", "Time in one stage of the path", ["stage"]))
+READINGS = Labelled(Counter("coordinator_readings_total", "Readings of sources", ["source", "state"]))
+OPERATIONS = Labelled(
+    Counter("coordinator_operations_total", "State changes of operations", ["effect", "state"])
+)
+TRANSACTIONS = Labelled(Counter("coordinator_transactions_total", "Transactions of the path", ["kind"]))
+RUNNING = Labelled(
+    Gauge("coordinator_running", "Decisions that hold a slot", ["class"], multiprocess_mode="livesum")
+)
+QUEUED = Labelled(
+    Gauge("coordinator_queued", "Decisions that wait for a slot", ["class"], multiprocess_mode="livesum")
+)
+TAKEN_OVER = Labelled(
+    Counter("coordinator_taken_over_total", "Work taken over from a silent process", ["what"])
+)
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})\Z")
 _tracer = trace.get_tracer("coordinator")
@@ -78,12 +103,15 @@ def trace_id(traceparent: str) -> str:
     return traceparent[3:35]
 
 
-@contextmanager
-def span(name: str, traceparent: str, **attributes: str | int | bool) -> Iterator[str]:
-    """A span under ``traceparent``; yields the traceparent to pass on to whatever is called inside."""
+def span(name: str, traceparent: str, **attributes: str | int | bool) -> AbstractContextManager[str]:
+    """A span under ``traceparent``; as a context it gives the traceparent to pass on to whatever is called inside."""
     if not isinstance(trace.get_tracer_provider(), TracerProvider):  # nobody records
-        yield traceparent
-        return
+        return nullcontext(traceparent)
+    return _recorded(name, traceparent, attributes)
+
+
+@contextmanager
+def _recorded(name: str, traceparent: str, attributes: Mapping[str, str | int | bool]) -> Iterator[str]:
     parent = trace.NonRecordingSpan(
         trace.SpanContext(
             int(traceparent[3:35], 16),

@@ -69,10 +69,12 @@ def parse(text: bytes) -> JsonValue:
     return value
 
 
-def canonical(value: object) -> bytes:
-    """The only spelling of a JSON value (RFC 8785). Raises ``ValueError`` for what has none (NaN, integers past 2^53)."""
+def canonical(value: object, *, checked: bool = False) -> bytes:
+    """The only spelling of a JSON value (RFC 8785). Raises ``ValueError`` for what has none (NaN, integers past 2^53).
+    ``checked``: the value has passed `check`, or came from `parse`."""
     encoded = _sorted_json.encode(value)
-    if not encoded.isascii() or _needs_rfc8785.search(b"," + encoded) or _hides_a_number(value, encoded):
+    hidden = not checked and _hides_a_number(value, encoded)
+    if hidden or not encoded.isascii() or _needs_rfc8785.search(b"," + encoded):
         return rfc8785.dumps(msgspec.to_builtins(value, str_keys=True))
     return encoded
 

@@ -58,7 +58,7 @@ class Packet:
 
     def __init__(self, items: Sequence[Item], types: Mapping[str, Any]) -> None:
         self.items = tuple(items)
-        self.bytes = canonical(self.items)
+        self.bytes = canonical(self.items, checked=True)
         self.digest = digest(self.bytes)
         self._by_name = {item.name: item for item in self.items}
         self._types = types

@@ -106,7 +106,7 @@ async def admit(
         type=declared.name,
         class_=request.class_,
         status="running" if ticket.runs() else "queued",
-        request=canonical(body),
+        request=canonical(body, checked=True),
         record_kind=request.record.kind if request.record else None,
         record_id=request.record.id if request.record else None,
         requested_by=caller.id,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -91,19 +91,35 @@ class Run:
         """A stage that ends now."""
         return Stage(at=timestamp(datetime.now(UTC) - timedelta(milliseconds=ms)), stage=name, ms=ms)
 
-    @contextmanager
-    def stage(self, name: str, **attributes: str | int | bool) -> Iterator[str]:
-        """Measure one stage into the timeline, the metrics and a span; yields the traceparent for calls made inside."""
-        began, at = time.monotonic(), datetime.now(UTC)
-        try:
-            with telemetry.span(
-                f"coordinator.{name}", self.traceparent, decision_id=str(self.id), **attributes
-            ) as inside:
-                yield inside
-        finally:
-            seconds = time.monotonic() - began
-            self.stages.append(Stage(at=timestamp(at), stage=name, ms=round(seconds * 1000)))
-            telemetry.STAGE_SECONDS.labels(name).observe(seconds)
+    def stage(self, name: str, **attributes: str | int | bool) -> StageTimer:
+        """Measure one stage into the timeline, the metrics and a span; as a context it gives the traceparent for calls inside."""
+        return StageTimer(self, name, attributes)
+
+
+class StageTimer:
+    """A context manager; not a generator, since every decision passes several of them."""
+
+    __slots__ = ("at", "began", "name", "run", "span")
+
+    def __init__(self, run: Run, name: str, attributes: dict[str, str | int | bool]) -> None:
+        self.run = run
+        self.name = name
+        self.span = telemetry.span(
+            f"coordinator.{name}", run.traceparent, decision_id=str(run.id), **attributes
+        )
+
+    def __enter__(self) -> str:
+        self.at = datetime.now(UTC)
+        self.began = time.monotonic()
+        return self.span.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.span.__exit__(kind, error, trace)
+        seconds = time.monotonic() - self.began
+        self.run.stages.append(Stage(at=timestamp(self.at), stage=self.name, ms=round(seconds * 1000)))
+        telemetry.STAGE_SECONDS.labels(self.name).observe(seconds)
 
 
 Refusal = Callable[[RequestRefused], tuple[int, bytes]]
