@@ -21,7 +21,17 @@ import msgspec
 from litestar import Litestar
 
 from coordinator import telemetry
-from coordinator.api import decisions, health, operations, receipts, records, reference
+from coordinator.api import (
+    decisions,
+    effects,
+    health,
+    notices,
+    operations,
+    pools,
+    receipts,
+    records,
+    reference,
+)
 from coordinator.api.auth import Keys
 from coordinator.api.endpoint import Api, Endpoint, by_path, raw_path, route
 from coordinator.api.openapi import openapi
@@ -37,6 +47,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *decisions.ENDPOINTS,
     *records.ENDPOINTS,
     *operations.ENDPOINTS,
+    *effects.ENDPOINTS,
+    *notices.ENDPOINTS,
+    *pools.ENDPOINTS,
     *receipts.ENDPOINTS,
     *health.ENDPOINTS,
 )

@@ -9,6 +9,7 @@
     │   ├── IdempotencyKeyMissing     400 idempotency-key-missing
     │   ├── IdempotencyKeyInvalid     400 idempotency-key-invalid
     │   ├── Unauthenticated           401 unauthenticated
+    │   ├── NoticeRefused             401 notice-refused               a provider's event whose sender was not proven
     │   ├── MissingScope              403 missing-scope
     │   ├── NotFound                  404 not-found                    also another tenant's id: alike on purpose
     │   ├── UnknownDecisionType       404 unknown-decision-type
@@ -100,6 +101,10 @@ class IdempotencyKeyInvalid(RequestRefused):
 class Unauthenticated(RequestRefused):
     code = "unauthenticated"
     retry = "same-key"
+
+
+class NoticeRefused(RequestRefused):
+    code = "notice-refused"
 
 
 class MissingScope(RequestRefused):

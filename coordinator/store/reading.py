@@ -104,7 +104,7 @@ ORDER BY o.id DESC LIMIT $4
 """
 
 ADDRESSED = """
-SELECT o.id FROM tenants t LEFT JOIN operations o ON o.tenant_id = t.tenant_id AND o.effect = $2 AND o.key = $3
+SELECT o.id, o.decision_type FROM tenants t LEFT JOIN operations o ON o.tenant_id = t.tenant_id AND o.effect = $2 AND o.key = $3
 WHERE t.tenant_id = $1
 """
 
@@ -166,12 +166,13 @@ class Addressed(msgspec.Struct, frozen=True):
     """Whom a provider speaks of: a tenant that exists, and its operation, if it has it."""
 
     operation: UUID | None
+    decision_type: str | None
 
 
 async def addressed(connection: Connection, tenant: UUID, effect: str, key: str) -> Addressed | None:
     """None if there is no such tenant."""
     row = await connection.fetchrow(ADDRESSED, tenant, effect, key)
-    return None if row is None else Addressed(row["id"])
+    return None if row is None else Addressed(row["id"], row["decision_type"])
 
 
 async def receipts(
