@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.api.ordering import Ordering, serving_orders
 from tests.api.serving import Client, server, tenant
 from tests.support.postgres import Databases
 
@@ -44,3 +45,12 @@ def client(running: Running) -> Client:
 @pytest.fixture(scope="module")
 def stranger(running: Running) -> Client:
     return running.stranger
+
+
+@pytest.fixture(scope="module")
+def ordering(postgres: Databases) -> Iterator[Ordering]:
+    """Another server, whose decisions have effects at providers that misbehave on demand."""
+    url = postgres.create()
+    with serving_orders(url) as made:
+        yield made
+    postgres.drop(url)

@@ -111,13 +111,21 @@ def quote(record: str | None = None, *, hours: int = 8, **more: object) -> dict[
 
 @contextmanager
 def server(
-    url: str, settings: Settings | None = None, *, processes: int = 1, code: int = 0
+    url: str,
+    settings: Settings | None = None,
+    *,
+    processes: int = 1,
+    code: int = 0,
+    path: str = "tests.api.quotes:coordinator",
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, int]]:
-    """Its address and process id. It is stopped at the end with SIGTERM, and has to end with ``code``."""
-    spec = msgspec.json.encode([url, settings or Settings(), processes]).decode()
+    """Its address and process id. It is stopped at the end with SIGTERM, and has to end with ``code``. ``path`` is what it
+    serves, ``env`` is added to its environment."""
+    spec = msgspec.json.encode([path, url, settings or Settings(), processes]).decode()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.api.serving"],
         cwd=ROOT,
+        env={**os.environ, **(env or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -165,14 +173,16 @@ async def rows(url: str) -> dict[str, int]:
 
 
 def main() -> None:
-    url, settings, processes = msgspec.json.decode(sys.stdin.read(), type=tuple[str, Settings, int])
+    path, url, settings, processes = msgspec.json.decode(
+        sys.stdin.read(), type=tuple[str, str, Settings, int]
+    )
 
     def ready(address: str) -> None:
         sys.stdout.write(f"{address}\n")
         sys.stdout.flush()
 
     serve(
-        "tests.api.quotes:coordinator",
+        path,
         url=url,
         settings=settings,
         port=0,

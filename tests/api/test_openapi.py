@@ -23,6 +23,8 @@ OPERATIONS = [
     for path, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
 ]
+SIGNED = {"/v1/notices/{tenant}/{effect}"}
+"""Called by providers, who have no key: the effect's sink checks their signature."""
 
 
 def test_the_document_is_served(client: Client) -> None:
@@ -48,8 +50,8 @@ def test_every_operation_says_what_it_needs(method: str, path: str, operation: d
     declared = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"}
     assert declared == set(re.findall(r"{(\w+)}", path))
     if method in {"POST", "PUT"} and "requestBody" in operation:
-        assert operation["requestBody"]["content"]["application/json"]["example"]
-    if path.startswith("/v1/"):
+        assert "example" in operation["requestBody"]["content"]["application/json"]
+    if path.startswith("/v1/") and path not in SIGNED:
         assert operation["security"] == [{"key": []}]
         assert "401" in operation["responses"]
         assert "Scope: `" in operation["description"]
