@@ -73,8 +73,8 @@ def canonical(value: object, *, checked: bool = False) -> bytes:
     """The only spelling of a JSON value (RFC 8785). Raises ``ValueError`` for what has none (NaN, integers past 2^53).
     ``checked``: the value has passed `check`, or came from `parse`."""
     encoded = _sorted_json.encode(value)
-    hidden = not checked and _hides_a_number(value, encoded)
-    if hidden or not encoded.isascii() or _needs_rfc8785.search(b"," + encoded):
+    visible = not encoded.isascii() or _needs_rfc8785.search(b"," + encoded)
+    if visible or (not checked and _hides_a_number(value, encoded)):
         return rfc8785.dumps(msgspec.to_builtins(value, str_keys=True))
     return encoded
 
