@@ -27,5 +27,5 @@ def receipt(
     """``facts`` with the value None are left out."""
     body = {name: value for name, value in facts.items() if value is not None}
     return Receipt(
-        kind=kind, decision_id=decision_id, operation_id=operation_id, body=canonical(body, checked=True)
+        kind=kind, decision_id=decision_id, operation_id=operation_id, body=canonical(body)
     )
