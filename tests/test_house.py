@@ -6,6 +6,7 @@ Read from the sources; whatever breaks a rule is named as file:line.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -43,6 +44,7 @@ def place(path: Path, line: int, what: str = "") -> str:
     return f"{named(path)}:{line} {what}".rstrip()
 
 
+@functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
@@ -271,6 +273,7 @@ def test_every_metric_is_emitted_somewhere() -> None:
     assert set(METRICS) - used == set()
 
 
+@functools.cache
 def spans_begun() -> set[str]:
     """Names of spans given as they are, and the stages of a decision, each of which is one."""
     begun = set()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import rfc8785
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.canonical import MAX_DEPTH, InvalidJson, JsonValue, canonical, check, digest, parse
@@ -63,11 +63,13 @@ def test_what_was_written_is_read_back_as_the_same_value(value: Any) -> None:
     assert parse(canonical(value)) == value
 
 
+@settings(max_examples=50)
 @given(VALUES.filter(is_readable))
 def test_a_value_that_was_read_is_written_the_same_way_again(value: Any) -> None:
     assert canonical(parse(canonical(value))) == canonical(value)
 
 
+@settings(max_examples=50)
 @given(VALUES.filter(is_readable))
 def test_two_spellings_of_one_value_are_one_byte_string(value: Any) -> None:
     spelled = json.dumps(value, indent=3, ensure_ascii=True).encode()
