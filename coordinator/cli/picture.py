@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.cli.effects import effects
 from coordinator.cli.say import STATE_STYLES, short
 from coordinator.core.money import exponent
 
@@ -43,7 +44,7 @@ class Axis:
 
 
 def picture(decision: Json, operations: Mapping[str, Json] | None = None) -> RenderableType:
-    """``operations`` holds the details of some or all operations by id: with them, keys and attempts are shown."""
+    """``operations`` holds the details of some or all operations by id: with them, it is shown what was undone by what."""
     axis = Axis([*map(_stage_span, decision["timeline"]), *map(_reading_span, decision["evidence"])])
     parts: list[RenderableType] = [_head(decision)]
     if decision["timeline"]:
@@ -51,7 +52,7 @@ def picture(decision: Json, operations: Mapping[str, Json] | None = None) -> Ren
     if decision["fence"]["checks"]:
         parts.append(Padding(_fence(decision["fence"]), (1, 0, 0, 0)))
     if decision["operations"]:
-        parts.append(Padding(_operations(decision["operations"], operations or {}), (1, 0, 0, 0)))
+        parts.append(Padding(effects(decision["operations"], operations or {}), (1, 0, 0, 0)))
     return Group(*parts)
 
 
@@ -154,23 +155,6 @@ def _check(check: Json) -> Text:
         where = "under lock, inside the commit" if ago == 0 and check["evidence"] == "record" else None
         text.append(f" · {where or f'confirmed {ago} ms before commit'}", "dim")
     return text
-
-
-def _operations(operations: Sequence[Json], details: Mapping[str, Json]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
-    table.add_column(no_wrap=True, overflow="fold")
-    table.add_row(Text("operations", "bold"))
-    for operation in operations:
-        state = operation["state"]
-        line = Text.assemble(f"  {operation['effect']} ", (state, STATE_STYLES.get(state, "")))
-        if known := details.get(operation["id"]):
-            attempts = known["attempts"]
-            line.append(f" after {attempts} {'attempt' if attempts == 1 else 'attempts'}")
-            line.append(f" · {known['reference']}" if known["reference"] else "")
-            line.append(f" · {known['reason']}" if known["reason"] else "", "yellow")
-            line.append(f"\n    key {known['key']}", "dim")
-        table.add_row(line)
-    return table
 
 
 def _stage_span(stage: Json) -> tuple[datetime, datetime]:
