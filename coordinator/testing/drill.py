@@ -1,8 +1,8 @@
 """``coordinator drill``: the conflict and crash suite, against your own database or a running service.
 
-Without ``--url`` it starts a provider and server processes of its own on DATABASE_URL (or an embedded PostgreSQL), in a tenant of
-its own, and kills them as it goes. With ``--url`` it drills a running service that declares the drill's types, as the demo does,
-and leaves out what would need its processes. It prints lost / duplicated / unsettled, and exits with 1 on any fault.
+Without ``--url`` it starts a provider and server processes of its own on DATABASE_URL (or an embedded PostgreSQL), in tenants of
+its own, and makes them fail as it goes. With ``--url`` it drills a running service that declares the drill's types, as the demo
+does, and leaves out what would need its processes. It prints lost / duplicated / unsettled, and exits with 1 on any fault.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -25,14 +24,10 @@ from rich.table import Table
 from coordinator.embedded import embedded_postgres
 from coordinator.testing.audit import Verdict
 from coordinator.testing.conflicts import CONFLICTS
-from coordinator.testing.crashes import POINTS_TO_DIE_AT, killed_at
+from coordinator.testing.crashes import cases, sweep
 from coordinator.testing.world import World, own_world, running_world
 
 Scenario = Callable[[World], Awaitable[Verdict]]
-
-
-def scenarios() -> list[Scenario]:
-    return [*CONFLICTS, *(partial(killed_at, point=point) for point in POINTS_TO_DIE_AT)]
 
 
 @click.command()
@@ -41,8 +36,14 @@ def scenarios() -> list[Scenario]:
 )
 @click.option("--key", envvar="COORDINATOR_KEY", help="An API key with all scopes, for --url.")
 @click.option("--providers-url", help="The demo providers that the running service uses, for --url.")
+@click.option(
+    "--sweep/--no-sweep",
+    "swept",
+    default=True,
+    help="Whether servers are made to fail at every edge between two stages, in every way; some three minutes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
-def drill(url: str | None, key: str | None, providers_url: str | None, as_json: bool) -> None:
+def drill(url: str | None, key: str | None, providers_url: str | None, swept: bool, as_json: bool) -> None:
     """Run the conflict and crash suite; exit 1 on any fault."""
     if url and not (key and providers_url):
         raise click.UsageError("--url needs --key and --providers-url")
@@ -50,7 +51,7 @@ def drill(url: str | None, key: str | None, providers_url: str | None, as_json: 
     with _database(url) as database_url, tempfile.TemporaryDirectory(prefix="drill-log-") as folder:
         log = Path(folder) / "servers.log"
         world = running_world(url, key or "", providers_url or "") if url else own_world(database_url, log)
-        verdicts = anyio.run(_run, world, progress)
+        verdicts = anyio.run(_run, world, swept, progress)
     if as_json:
         click.echo(msgspec.json.encode([{**msgspec.to_builtins(v), "ok": v.ok} for v in verdicts]))
     else:
@@ -70,14 +71,28 @@ def _database(url: str | None) -> Iterator[str]:
         yield postgres.url
 
 
-async def _run(world: AbstractAsyncContextManager[World], progress: Console) -> list[Verdict]:
+async def _run(world: AbstractAsyncContextManager[World], swept: bool, progress: Console) -> list[Verdict]:
     verdicts = []
     async with world as entered:
-        for scenario in scenarios():
-            verdict = await _judged(scenario, entered)
-            verdicts.append(verdict)
-            progress.print(f"{_mark(verdict)} {verdict.scenario}", highlight=False)
+        for scenario in CONFLICTS:
+            verdicts.append(await _judged(scenario, entered))
+            _show(verdicts[-1:], progress)
+        if swept:
+            progress.print("the crash sweep; it takes some minutes", style="dim")
+            verdicts += await _swept(entered)
+            _show(verdicts[len(CONFLICTS) :], progress)
     return verdicts
+
+
+async def _swept(world: World) -> list[Verdict]:
+    if world.database_url:
+        return await sweep(world, cases())
+    return [Verdict(scenario="crash sweep", invariants="", skipped="needs server processes of its own")]
+
+
+def _show(verdicts: list[Verdict], progress: Console) -> None:
+    for verdict in verdicts:
+        progress.print(f"{_mark(verdict)} {verdict.scenario}", highlight=False)
 
 
 async def _judged(scenario: Scenario, world: World) -> Verdict:

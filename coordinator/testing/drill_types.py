@@ -3,6 +3,8 @@
 `drill-quote`  one decisive external reading, one record, one effect at the drill's provider
 `drill-leave`  a decision that relies on another record of the tenant than the one it changes: whoever goes off call relies on the
                other being on call; both going off is the classic write skew
+
+and those of the crash sweep, see `sweep_types`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from coordinator import (
     decision_type,
     keyed,
 )
+from coordinator.testing.sweep_types import sweep_types
 
 PROVIDERS = os.environ.get("COORDINATOR_PROVIDERS_URL", "http://127.0.0.1:9")
 
@@ -117,4 +120,6 @@ drill_quote = decision_type(
 drill_leave = decision_type(
     "drill-leave", request=LeaveRequest, policy=leave, policy_version="1", evidence=[other], record=duties
 )
-coordinator = Coordinator([drill_quote, drill_leave])
+coordinator = Coordinator(
+    sweep_types() if "COORDINATOR_SWEEP_LANE" in os.environ else [drill_quote, drill_leave, *sweep_types()]
+)

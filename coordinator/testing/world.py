@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import aiohttp
 import anyio
@@ -39,19 +39,24 @@ class Reply(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
 
 
+def server_environment(database_url: str, providers_url: str) -> dict[str, str]:
+    """The settings of the drill's servers."""
+    return {
+        "DATABASE_URL": database_url,
+        "COORDINATOR_PROVIDERS_URL": providers_url,
+        "COORDINATOR_LEASE_MS": str(LEASE_MS),
+        "COORDINATOR_POLL_MS": "100",
+    }
+
+
 class ServerProcess(Process):
     """One server process on the drill's database. It dies with us, and comes back with `start`."""
 
     def __init__(
         self, database_url: str, providers_url: str, *, failpoints: str = "", log: Path | None = None
     ) -> None:
-        env = package_environment() | {
-            "DATABASE_URL": database_url,
-            "COORDINATOR_PROVIDERS_URL": providers_url,
-            "COORDINATOR_LEASE_MS": str(LEASE_MS),
-            "COORDINATOR_POLL_MS": "100",
-            "COORDINATOR_FAILPOINTS": failpoints,
-        }
+        env = package_environment() | server_environment(database_url, providers_url)
+        env["COORDINATOR_FAILPOINTS"] = failpoints
         super().__init__(python_module("coordinator.testing.server"), env=env, log=log)
 
     @property
@@ -66,7 +71,8 @@ class ServerProcess(Process):
 
 
 class World:
-    """What scenarios act on. ``servers`` are base URLs; ``start`` is None where the drill does not own the processes."""
+    """What scenarios act on. ``servers`` are base URLs; ``start`` is None and ``database_url`` empty where the drill does not own
+    the processes."""
 
     def __init__(
         self,
@@ -75,17 +81,27 @@ class World:
         providers_url: str,
         key: str,
         start: Callable[[str], ServerProcess] | None,
+        database_url: str = "",
+        tenant: UUID | None = None,
     ) -> None:
         self._session = session
         self.servers = servers
         self.providers_url = providers_url
         self.start = start
+        self.database_url = database_url
+        self.tenant = tenant
         self._headers = {"Authorization": f"Bearer {key}"}
         self.run = uuid4().hex[:8]
 
     def name(self, text: str) -> str:
         """A name of this run's own, so that a drill can be repeated on one database."""
         return f"{text}-{self.run}"
+
+    async def of_another_tenant(self) -> World:
+        """The same world seen by a new tenant. Its servers are a list of its own."""
+        tenant, key = await _new_tenant(self.database_url)
+        place = (self.start, self.database_url, tenant)
+        return World(self._session, [*self.servers], self.providers_url, key, *place)
 
     async def post(self, key: str, body: Mapping[str, Any], *, server: int = 0, wait_s: int = 15) -> Reply:
         """Ask for a decision."""
@@ -131,8 +147,13 @@ class World:
 
     async def ledger(self) -> dict[str, int]:
         """What really happened at the provider: how often, by key."""
-        reply = await self.call("GET", self.providers_url + "/ledger")
-        return {item["key"]: item["count"] for item in reply.body["items"]}
+        return {item["key"]: item["count"] for item in await self.happened()}
+
+    async def happened(self, effect: str = "") -> list[Any]:
+        """The provider's ledger with the payloads, of one effect if it is named."""
+        reply = await self.call("GET", f"{self.providers_url}/ledger{effect and f'?name={effect}'}")
+        items: list[Any] = reply.body["items"]
+        return items
 
     async def call(
         self, method: str, url: str, *, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] = {}
@@ -155,14 +176,14 @@ async def until(condition: Callable[[], Any], *, seconds: float = 30) -> Any:
             if found := await condition():
                 return found
             await anyio.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s: {condition.__doc__ or condition.__name__}")
+    raise AssertionError(f"not within {seconds} s: {condition.__doc__ or condition}")
 
 
 @asynccontextmanager
 async def own_world(database_url: str, log: Path | None = None) -> AsyncIterator[World]:
     """A world on the caller's database, migrated, in a tenant of its own: a provider and two server processes."""
     await migrate(database_url)
-    key = await _tenant_key(database_url)
+    tenant, key = await _new_tenant(database_url)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-"))
         session = await stack.enter_async_context(
@@ -174,7 +195,8 @@ async def own_world(database_url: str, log: Path | None = None) -> AsyncIterator
             return ServerProcess(database_url, providers.url, failpoints=failpoints, log=log)
 
         servers = [await stack.enter_async_context(start("")) for _ in range(2)]
-        yield World(session, [server.url for server in servers], providers.url, key, start)
+        urls = [server.url for server in servers]
+        yield World(session, urls, providers.url, key, start, database_url, tenant)
 
 
 @asynccontextmanager
@@ -184,7 +206,8 @@ async def running_world(url: str, key: str, providers_url: str) -> AsyncIterator
         yield World(session, [url, url], providers_url, key, None)
 
 
-async def _tenant_key(database_url: str) -> str:
+async def _new_tenant(database_url: str) -> tuple[UUID, str]:
+    """Its id, and a key of it with all scopes."""
     connection = await asyncpg.connect(database_url)
     try:
         tenant = await keys.tenant_named(connection, f"drill-{uuid4().hex[:8]}", uuid7())
@@ -194,4 +217,4 @@ async def _tenant_key(database_url: str) -> str:
         open_database(database_url, Settings(pool_size=1)) as database,
         database.transaction(tenant) as transaction,
     ):
-        return await keys.create_key(transaction, tenant, uuid7(), "drill", keys.SCOPES)
+        return tenant, await keys.create_key(transaction, tenant, uuid7(), "drill", keys.SCOPES)

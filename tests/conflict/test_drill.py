@@ -1,6 +1,8 @@
-"""The conflict and crash suite, scenario by scenario: the same that `coordinator drill` runs, on a database with fsync on.
+"""The conflict and crash suite: the same that `coordinator drill` runs, on a database with fsync on.
 
-Checks I1, I2, I3, I5, I7, I8, I11 and I12 from outside, over client answers, the provider's ledger and what the service shows.
+Checks I1, I2, I3, I5, I6, I7, I8, I11 and I12 from outside, over client answers, the provider's ledger and what the service shows.
+The crash sweep is played once, every point and every way to fail, at the first passing (the drill plays the second as well); each
+test then judges one point.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from coordinator.failpoints import POINTS
+from coordinator.testing.audit import Verdict
 from coordinator.testing.conflicts import CONFLICTS, Scenario
-from coordinator.testing.crashes import POINTS_TO_DIE_AT, killed_at
+from coordinator.testing.crashes import cases, sweep
 from coordinator.testing.world import World, own_world
 from tests.support.postgres import Databases
 
@@ -28,13 +32,21 @@ async def world(shared_url: str) -> AsyncIterator[World]:
         yield entered
 
 
+@pytest.fixture(scope="module")
+async def swept(world: World) -> list[Verdict]:
+    return await sweep(world, cases(hits=[1]))
+
+
 @pytest.mark.parametrize("scenario", CONFLICTS, ids=lambda scenario: scenario.__name__)
 async def test_conflict_is_decided_once(scenario: Scenario, world: World) -> None:
     verdict = await scenario(world)
     assert verdict.ok, (verdict.wrong, verdict.notes)
 
 
-@pytest.mark.parametrize("point", POINTS_TO_DIE_AT)
-async def test_killed_server_leaves_one_decision_and_one_effect(point: str, world: World) -> None:
-    verdict = await killed_at(world, point)
+@pytest.mark.timeout(300)  # the first of these waits for the whole sweep
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_server_that_fails_anywhere_loses_doubles_and_leaves_open_nothing(
+    point: str, swept: list[Verdict]
+) -> None:
+    (verdict,) = [verdict for verdict in swept if verdict.scenario.endswith(f" at {point}")]
     assert verdict.ok, (verdict.wrong, verdict.notes)
