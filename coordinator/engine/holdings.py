@@ -28,7 +28,7 @@ from coordinator.engine.path import walk
 from coordinator.engine.recover import Held, renew_leases, sweep
 from coordinator.engine.run import Engine, Refusal, Run
 from coordinator.engine.slots import Chains, ClassSlots, Providers, Ticket
-from coordinator.errors import CommitUnknown, RequestRefused
+from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
 from coordinator.store import lease
 from coordinator.store.boundary import Boundary
 from coordinator.store.commit import Committed, NewOperation, Superseded
@@ -105,13 +105,18 @@ class Holdings:
             if not answer.done():
                 answer.set_result(Superseded())
             self.slots.give_back(ticket)
-            del self.answers[run.id], self.runs[run.id], self._decisions[run.id]
+            self._let_go(run)
             self._idle.set()
+
+    def _let_go(self, run: Run) -> None:
+        """Unless this very process has claimed the decision anew, its lease having run out: then that claim holds it."""
+        if self.runs.get(run.id) is run:
+            del self.answers[run.id], self.runs[run.id], self._decisions[run.id]
 
     async def _to_rest(self, run: Run, ticket: Ticket) -> Committed | Superseded:
         if not ticket.runs():
             await self._until_its_turn(run, ticket)
-            if ticket.runs() and not await self.engine.boundary.start.submit(run.tenant, (run.id, run.token)):
+            if ticket.runs() and not await self._started(run):
                 return Superseded()
         try:
             return await walk(self.engine, run)
@@ -123,6 +128,10 @@ class Holdings:
             )
             result = await commit(self.engine, run, rest)
             return result if isinstance(result, Committed) else Superseded()
+
+    async def _started(self, run: Run) -> bool:
+        """A decision that was taken over is `running` since then, though it waited for its slot here."""
+        return run.token > 1 or await self.engine.boundary.start.submit(run.tenant, (run.id, run.token))
 
     async def _until_its_turn(self, run: Run, ticket: Ticket) -> None:
         """Or until it is cancelled or its time is over, which the path then finds. The ticket's future is not ours to cancel."""
@@ -224,7 +233,14 @@ class Holdings:
                 left.setdefault(row.tenant, ([], []))[index].append(id)
         for tenant, (decisions, operations) in left.items():
             log.warning("letting go of %s decisions and %s operations", len(decisions), len(operations))
-            async with self._database.transaction(tenant) as connection:
-                await lease.release(
-                    connection, tenant, owner=self.engine.owner, decisions=decisions, operations=operations
-                )
+            try:
+                async with self._database.transaction(tenant) as connection:
+                    await lease.release(
+                        connection,
+                        tenant,
+                        owner=self.engine.owner,
+                        decisions=decisions,
+                        operations=operations,
+                    )
+            except (CommitUnknown, Overloaded) as error:
+                log.warning("they are free when their leases have run out: %s", error)

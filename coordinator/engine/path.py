@@ -49,9 +49,7 @@ async def walk(engine: Engine, run: Run) -> Committed | Superseded:
         rest = rest_without_commit(
             "expired", "time-limit", "the time limit ran out before the decision could be committed"
         )
-    with anyio.CancelScope(shield=True):
-        result = await _rest(engine, run, rest)
-    return result
+    return await _rest(engine, run, rest)
 
 
 async def _rounds(engine: Engine, run: Run) -> Committed | Superseded:

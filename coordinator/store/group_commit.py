@@ -69,6 +69,9 @@ class GroupCommit(Generic[I, R]):
                 batch, self._waiting[tenant] = waiting[: self._max_batch], waiting[self._max_batch :]
                 self.depth -= len(batch)
                 await self._settle(tenant, batch)
+        except BaseException as error:  # our owner ends: nobody will carry out what waits
+            _fail(self._waiting.pop(tenant, []), error)
+            raise
         finally:
             self._lanes[tenant] -= 1
             if not self._lanes[tenant] and not self._waiting[tenant]:
