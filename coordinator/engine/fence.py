@@ -59,6 +59,8 @@ def _compare(run: Run, readings: Mapping[str, Reading], now: Readings) -> Fenced
         freshness = run.type.evidence[name].freshness
         if name in now and isinstance(freshness, Decisive):
             checks += compare_items(freshness, reading.item, now[name].item)
+        elif _is_reread(run, reading):  # no answer is no confirmation
+            checks.append(Check(evidence=name, field="", then=reading.item.state, now=None, held=False))
         elif isinstance(freshness, MaxAge):
             checks.append(_age_check(name, reading, freshness))
     changed = moved(checks)

@@ -7,6 +7,7 @@ run. A reading whose dependency is missing is `skipped`; it never starts.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import random
@@ -151,8 +152,19 @@ async def _call(engine: Engine, source: Source[Any], request: ReadRequest) -> An
     async with engine.providers.of(source.provider).slot():
         try:
             return _well_formed(await source.read(request))
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            return Failed(
+                "source-raised", "CancelledError: something inside the source was cancelled, not the reading"
+            )
         except Exception as error:  # noqa: BLE001 - the boundary to adapters; recorded as a typed failure
             return Failed("source-raised", clean_text(f"{type(error).__name__}: {error}"))
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 _ABOUT: Any = Found[None]
