@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from coordinator import telemetry
 from coordinator.core.canonical import InvalidJson, JsonValue, canonical, check, digest
 from coordinator.core.decision import DecisionType
 from coordinator.core.effect import operation_key
@@ -52,7 +53,12 @@ def decide(engine: Engine, run: Run, packet: Packet, readings: Mapping[str, Read
     """One round of the policy. Raises `PolicyFailed`."""
     run.rounds += 1
     with run.stage("decide"):
-        outcome = run_policy(run.type, run.input, packet, _record(run))
+        try:
+            outcome = run_policy(run.type, run.input, packet, _record(run))
+        except PolicyFailed:
+            trace_id = telemetry.trace_id(run.traceparent)
+            log.exception("policy of %s failed, decision %s, trace %s", run.type.name, run.id, trace_id)
+            raise
     match outcome:
         case NeedMore():
             return outcome
@@ -76,7 +82,6 @@ def run_policy(
         outcome = declared.policy(input, packet, record)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        log.exception("policy of %s raised", declared.name)
         message = f"{type(error).__name__} in {where.name}, line {where.lineno}: {error}"
         raise PolicyFailed("policy-raised", message) from error
     if not isinstance(outcome, Commit | Decline | Review | NeedMore):
