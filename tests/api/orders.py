@@ -128,6 +128,7 @@ ship = WebhookSink(
     _url("ship"),
     guarantee=Lookup(lag_ms=SLOW_MS),
     lookup_url=_url("ship") + "/{key}",
+    inbound_secret=SECRET,
     provider="carrier",
 )
 

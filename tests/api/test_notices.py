@@ -172,10 +172,20 @@ def test_an_effect_that_nobody_declares_is_a_404(ordering: Ordering, effect: str
     assert send(ordering, body, signed(body, new_key()), effect=effect).status == 404
 
 
-def test_a_webhook_without_a_secret_for_this_direction_takes_no_notices(ordering: Ordering) -> None:
+def test_a_webhook_with_a_secret_for_this_direction_reads_the_providers_notices(ordering: Ordering) -> None:
+    ordering.faults(ship={"lose_answer": True, "times": 1})
+    ship = ordering.once(ordering.order("ship"), ship="uncertain")["ship"]
+    body = event(ship["key"], reference="track-9")
+    assert send(ordering, body, [], effect="ship").code == "notice-refused"
+    answer = send(ordering, body, signed(body, new_key()), effect="ship")
+    assert answer.json == {"operation": ship["id"], "state": "succeeded"}
+    assert ordering.client.get(f"/v1/operations/{ship['id']}").json["reference"] == "track-9"
+
+
+def test_a_webhook_without_one_takes_no_notices(ordering: Ordering) -> None:
     charge = ordering.uncertain_charge()
     body = event(charge["key"])
-    assert send(ordering, body, signed(body, new_key()), effect="charge").status in (401, 404)
+    assert send(ordering, body, signed(body, new_key()), effect="charge").code == "notice-refused"
     assert state(ordering, charge) == "uncertain"
 
 
