@@ -39,6 +39,7 @@ RESTING: frozenset[str] = frozenset(
 )
 NAME = re.compile(r"[a-z][a-z0-9-]{0,62}\Z")
 MAX_EVIDENCE = 64
+MAX_SINK_TIMEOUT_MS = 600_000
 
 
 @runtime_checkable
@@ -105,7 +106,7 @@ def decision_type(
         raise wrong("a name is 1..63 characters of a-z, 0-9 and -, starting with a letter")
     if not is_struct(request):
         raise wrong(f"request must be a msgspec.Struct, not {request!r}")
-    if inspect.iscoroutinefunction(policy):
+    if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(type(policy).__call__):
         raise wrong("policy must be a plain function; what needs I/O is evidence")
     if not policy_version:
         raise wrong("policy_version is empty")
@@ -127,6 +128,8 @@ def _by_name(effects: Sequence[Sink], wrong: Callable[[str], DeclarationError]) 
     for sink in effects:
         if not NAME.match(sink.name):
             raise wrong(f"effect {sink.name!r}: a name is 1..63 characters of a-z, 0-9 and -")
+        if not 1 <= sink.timeout_ms <= MAX_SINK_TIMEOUT_MS:
+            raise wrong(f"effect {sink.name!r}: timeout_ms must be within 1..{MAX_SINK_TIMEOUT_MS}")
         if sink.name in sinks:
             raise wrong(f"effect {sink.name!r} is declared twice")
         sinks[sink.name] = sink

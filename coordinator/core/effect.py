@@ -57,6 +57,8 @@ Guarantee: TypeAlias = Keyed | Lookup | Unguarded
 
 
 def keyed(*, hours: float, lookup_lag: timedelta | None = None) -> Keyed:
+    if hours <= 0:
+        raise ValueError(f"a key is recognised for some time: hours must be positive, not {hours}")
     lag = None if lookup_lag is None else int(lookup_lag.total_seconds() * 1000)
     return Keyed(int(hours * 3_600_000), lag)
 

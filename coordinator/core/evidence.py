@@ -135,8 +135,8 @@ class MaxAge:
     """May be at most this old at commit; an older reading is read again."""
 
     def __init__(self, age: timedelta) -> None:
-        if age <= timedelta(0):
-            raise DeclarationError(f"MaxAge must be positive, not {age}", declared_at())
+        if age < timedelta(milliseconds=1):
+            raise DeclarationError(f"MaxAge must be positive, at least 1 ms, not {age}", declared_at())
         self.max_age_ms = int(age.total_seconds() * 1000)
 
     def as_json(self) -> dict[str, JsonValue]:

@@ -26,6 +26,4 @@ def receipt(
 ) -> Receipt:
     """``facts`` with the value None are left out."""
     body = {name: value for name, value in facts.items() if value is not None}
-    return Receipt(
-        kind=kind, decision_id=decision_id, operation_id=operation_id, body=canonical(body)
-    )
+    return Receipt(kind=kind, decision_id=decision_id, operation_id=operation_id, body=canonical(body))

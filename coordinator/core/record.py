@@ -68,4 +68,7 @@ class RecordKind(Generic[D]):
             typed_old = None if old is None else msgspec.convert(old, self.data)
         except msgspec.ValidationError as error:
             return f"not a valid {self.name}: {error}"
-        return self.transition(typed_old, typed_new) if self.transition else None
+        try:
+            return self.transition(typed_old, typed_new) if self.transition else None
+        except Exception as error:  # noqa: BLE001 - the user's code; the refusal records it
+            return f"the transition check of {self.name} raised {type(error).__name__}: {error}"

@@ -83,7 +83,10 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
     waiting = proposed.result
     while True:
         try:
-            result = await waiting
+            with telemetry.span(
+                "coordinator.commit", run.traceparent, decision_status=proposed.proposal.status
+            ):
+                result = await waiting
             if isinstance(result, Committed):
                 await failpoint("commit.after")
         except (CommitUnknown, Overloaded):

@@ -65,11 +65,11 @@ def decide(engine: Engine, run: Run, packet: Packet, readings: Mapping[str, Read
         case Decline(reason) | Review(reason):
             status = "declined" if isinstance(outcome, Decline) else "in_review"
             kind = "decline" if isinstance(outcome, Decline) else "review"
-            return Decided(
-                status=status,
-                outcome=OutcomeView(kind=kind, reason=clean_text(reason)),
-                digest=outcome_digest(outcome),
-            )
+            try:
+                view = OutcomeView(kind=kind, reason=clean_text(reason))
+                return Decided(status=status, outcome=view, digest=outcome_digest(outcome))
+            except ValueError as error:
+                raise PolicyFailed("outcome-not-json", "the reason is not text that JSON can hold") from error
         case Commit():
             return _committable(engine, run, outcome, readings)
 
