@@ -86,6 +86,7 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
             with telemetry.span(
                 "coordinator.commit", run.traceparent, decision_status=proposed.proposal.status
             ):
+                with anyio.CancelScope(shield=True):  # it cannot be called back, and what became of it decides what is sent
                 result = await waiting
             if isinstance(result, Committed):
                 await failpoint("commit.after")
