@@ -83,10 +83,14 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
     waiting = proposed.result
     while True:
         try:
-            with telemetry.span(
-                "coordinator.commit", run.traceparent, decision_status=proposed.proposal.status
+            with (
+                telemetry.span(
+                    "coordinator.commit", run.traceparent, decision_status=proposed.proposal.status
+                ),
+                anyio.CancelScope(
+                    shield=True
+                ),  # it cannot be called back, and what became of it decides what is sent
             ):
-                with anyio.CancelScope(shield=True):  # it cannot be called back, and what became of it decides what is sent
                 result = await waiting
             if isinstance(result, Committed):
                 await failpoint("commit.after")
