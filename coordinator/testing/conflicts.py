@@ -143,7 +143,9 @@ async def evidence_moves_before_commit(world: World) -> Verdict:
         told = reply.body["outcome"]["terms"]["free_hours"]
         verdict.expect(told == now, f"committed on {told} free hours while there were {now}")
         verdict.expect(reply.body["fence"]["rounds"] > 1, "the policy ran once only")
-        checks = {(check["evidence"], check["field"]): check["held"] for check in reply.body["fence"]["checks"]}
+        checks = {
+            (check["evidence"], check["field"]): check["held"] for check in reply.body["fence"]["checks"]
+        }
         verdict.expect(all(checks.values()), "a check of the committed round failed")
         await audit(world, verdict, [reply.body["id"]])
     return verdict
