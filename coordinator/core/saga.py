@@ -102,8 +102,8 @@ def _next(link: Link, all_of_them: dict[int, Link]) -> Consequence | None:
 
 def _waiting(link: Link, all_of_them: dict[int, Link]) -> Consequence | None:
     before = [all_of_them[ordinal] for ordinal in link.after]
-    if link.on_failure == "compensate":
-        before += filter(_failed_primary, all_of_them.values())
+    if link.on_failure == "compensate":  # the one that failed comes first: it is the reason
+        before = [*filter(_failed_primary, all_of_them.values()), *before]
     never = next((other for other in before if other.state in NEVER), None)
     if never is not None:
         return Cancel(link.ordinal, f"effect {never.effect} is {never.state}")
