@@ -83,13 +83,11 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
     waiting = proposed.result
     while True:
         try:
+            # Shielded: it cannot be called back, and what became of it decides what is sent.
+            status = proposed.proposal.status
             with (
-                telemetry.span(
-                    "coordinator.commit", run.traceparent, decision_status=proposed.proposal.status
-                ),
-                anyio.CancelScope(
-                    shield=True
-                ),  # it cannot be called back, and what became of it decides what is sent
+                telemetry.span("coordinator.commit", run.traceparent, decision_status=status),
+                anyio.CancelScope(shield=True),
             ):
                 result = await waiting
             if isinstance(result, Committed):

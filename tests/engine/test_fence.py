@@ -15,7 +15,7 @@ from coordinator import Commit, Decisive, Evidence, MaxAge, Record, RecordKind
 from coordinator.core.evidence import Absent, Answer, Failed, Found, ReadRequest, Unchanged
 from coordinator.core.outcome import Outcome
 from coordinator.core.packet import Packet
-from tests.engine.harness import Ask, Fact, Number, evidence_of, running, service_of, sum_up, values
+from tests.engine.harness import Ask, Fact, Number, evidence_of, running, service_of, values
 
 SITE: RecordKind[Number] = RecordKind("site", Number)
 LONG = 10_000
@@ -125,24 +125,19 @@ async def test_evidence_that_is_too_old_at_commit_is_read_again(database_url: st
     assert checks(decision) == [("a", "age_ms", False), ("a", "age_ms", True)]
 
 
-async def test_a_confirmation_that_grows_old_in_the_queue_is_made_again(
-    database_url: str, root: asyncpg.Connection
+async def test_a_confirmation_that_is_too_old_at_commit_is_made_again_within_the_rounds(
+    database_url: str,
 ) -> None:
-    """The commit waits for the record longer than a confirmation counts; by then the price has moved."""
-    source, reached = Fact("a", values(1, 1, 2)), asyncio.Event()
-
-    def policy(ask: Ask, packet: Packet, record: Record[Any]) -> Outcome:
-        reached.set()
-        return sum_up(ask, packet, record)
-
+    """With no time at all allowed between confirmation and commit, none is ever young enough."""
+    source = Fact("a", 2)
     declared = Evidence("a", source, deadline_ms=LONG, freshness=Decisive())
-    coordinator = service_of(declared, policy=policy, record=SITE)
+    coordinator = service_of(declared, max_rounds=3)
     async with running(coordinator, database_url, confirm_max_age_ms=0) as service:
-        decision = await service.decided(record={"kind": "site", "id": "s"})
+        decision = await service.decided()
     assert (decision["status"], decision["outcome"]["code"]) == ("conflicted", "evidence-moved")
+    assert (decision["fence"]["rounds"], source.reads) == (3, 1 + 3)
     async with running(coordinator, database_url, confirm_max_age_ms=60_000) as service:
-        decision = await service.decided("again", record={"kind": "site", "id": "s"})
-    assert (decision["status"], decision["outcome"]["terms"]) == ("committed", {"total": 2})
+        assert (await service.decided("again"))["outcome"]["terms"] == {"total": 2}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,12 @@ def statements() -> Iterator[tuple[str, str]]:
         if module.name == MIGRATING or module.ispkg:
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
-            if name.isupper() and not name.startswith("_") and isinstance(value, str) and value.strip().startswith(VERBS):
+            if (
+                name.isupper()
+                and not name.startswith("_")
+                and isinstance(value, str)
+                and value.strip().startswith(VERBS)
+            ):
                 yield f"{module.name.rpartition('.')[2]}.{name}", value
 
 
