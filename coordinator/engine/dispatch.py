@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from typing import TypeVar
 from uuid import UUID
 
 import anyio
@@ -24,6 +25,8 @@ from coordinator.core.effect import (
     AskProvider,
     Fail,
     LookupResult,
+    NotFound,
+    NotSent,
     Operation,
     Park,
     Rejected,
@@ -45,6 +48,9 @@ from coordinator.store.lease import ClaimedOperation
 from coordinator.store.settle import Settlement
 
 log = logging.getLogger(__name__)
+T = TypeVar("T", SendResult, LookupResult)
+SEND_RESULTS = (Accepted, Rejected, NotSent, Ambiguous)
+LOOKUP_RESULTS = (Accepted, NotFound, Ambiguous)
 FIRST_BACKOFF_MS = 200
 LONGEST_BACKOFF_MS = 60_000
 SETTLE_PAUSE_S = 0.2
@@ -88,7 +94,7 @@ async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperat
             )
             await _settle(engine, tenant, claimed, step, sent=False, asked=False, in_doubt=claimed.in_doubt)
             return
-        if not engine.still_holds(claimed.id):
+        if not engine.still_holds(claimed.id, claimed.token):
             provider.breaker.dropped()
             log.warning("operation %s was held too long before it was sent; its next holder will", claimed.id)
             return
@@ -116,8 +122,9 @@ async def _perform(provider: Provider, sink: Sink, operation: Operation) -> Send
     try:
         with anyio.move_on_after(sink.timeout_ms / 1000 + GRACE_S):
             await failpoint("dispatch.before")
-            result = await sink.perform(operation)
+            said = await sink.perform(operation)
             await failpoint("dispatch.sent")
+            result = _well_formed(said, SEND_RESULTS)
     except Exception as error:  # the boundary to adapters: it may have raised after sending
         log.exception("sink %s raised", sink.name)
         result = Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
@@ -129,6 +136,15 @@ async def _perform(provider: Provider, sink: Sink, operation: Operation) -> Send
     else:
         provider.breaker.failed(_now_ms())
     return result
+
+
+def _well_formed(said: T, allowed: tuple[type, ...]) -> T:
+    """What a sink said, if it is one of these with fields of their declared types. Raises `TypeError` or `msgspec.ValidationError`:
+    what it was meant to say is as unknown as if it had raised."""
+    if not isinstance(said, allowed):
+        raise TypeError(f"it returned {said!r:.100}, which is no result")
+    msgspec.convert(msgspec.structs.asdict(said), type(said))
+    return said
 
 
 def _now_ms() -> int:
@@ -157,7 +173,7 @@ async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupRes
                 await failpoint("ask.before")
                 found = await sink.lookup(operation)
                 await failpoint("ask.sent")
-                return found
+                return _well_formed(found, LOOKUP_RESULTS)
             except Exception as error:  # the boundary to adapters
                 log.exception("sink %s raised in lookup", sink.name)
                 return Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
@@ -165,12 +181,13 @@ async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupRes
 
 
 def _after_lost_holder(sink: Sink, claimed: ClaimedOperation) -> Step:
-    """The last holder fell silent: its attempt may have reached the provider, and is counted."""
+    """The last holder fell silent: its attempt may have reached the provider, and is counted. So are those of earlier holders, none
+    of whom lived to count its own: each claim raised the token, and an operation that kills whoever sends it must not go on so."""
     return next_step(
         sink.guarantee,
         Ambiguous("holder-lost", "the process that held this operation fell silent; it may have been sent"),
         age_ms=claimed.age_ms,
-        sends=claimed.sends + 1,
+        sends=max(claimed.sends + 1, claimed.token - 1 - claimed.lookups),
         in_doubt=True,
         timeout_ms=sink.timeout_ms,
         backoff_ms=0,
