@@ -5,20 +5,32 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import anyio
 
 T = TypeVar("T")
 
 
+@overload
 async def eventually(
-    predicate: Callable[[], T | Awaitable[T]],
+    predicate: Callable[[], Awaitable[T | None]],
+    timeout: float = ...,
+    *,
+    interval: float = ...,
+    what: str = ...,
+) -> T: ...
+@overload
+async def eventually(
+    predicate: Callable[[], T | None], timeout: float = ..., *, interval: float = ..., what: str = ...
+) -> T: ...
+async def eventually(
+    predicate: Callable[[], object],
     timeout: float = 10.0,
     *,
     interval: float = 0.01,
     what: str = "",
-) -> T:
+) -> object:
     """Polls until `predicate` (plain or async) returns something true, and returns that; fails after `timeout` seconds.
 
     An AssertionError inside the predicate counts as "not yet", and is shown if the time runs out.
@@ -30,7 +42,7 @@ async def eventually(
             value = predicate()
             result = await value if inspect.isawaitable(value) else value
             if result:
-                return result  # type: ignore[return-value]  # awaiting narrows T | Awaitable[T] to T
+                return result
             last = result
         except AssertionError as error:
             last = error
