@@ -156,6 +156,12 @@ async def _store(engine: Engine, tenant: UUID, admission: Admission) -> Admitted
         try:
             async with engine.boundary.database.transaction(tenant) as connection:
                 row = await reading.decision_by_key(connection, tenant, admission.key)
+                if row is not None and row.id == admission.id and row.answer is None:
+                    key = (admission.record_kind or "", admission.record_id or "")
+                    record = (await read_records(connection, tenant, {key})).get(key, Locked(0, None))
+                    return Admitted(
+                        row.created_at, record
+                    )  # ours, and still ours to walk: its token is checked at the end
         except CommitUnknown:
             row = None
         if row is None:

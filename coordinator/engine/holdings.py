@@ -76,15 +76,15 @@ class Holdings:
     def _wake_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._due.set)
 
-    def _still_holds(self, operation: UUID) -> bool:
+    def _still_holds(self, operation: UUID, token: int) -> bool:
         held = self._operations.get(operation)
-        return held is not None and time.monotonic() < held.until
+        return held is not None and held.token == token and time.monotonic() < held.until
 
     def take_on(self, run: Run, ticket: Ticket, until: float) -> Answer:
         answer: Answer = asyncio.get_running_loop().create_future()
         self.answers[run.id] = answer
         self.runs[run.id] = run
-        self._decisions[run.id] = Held(run.tenant, until)
+        self._decisions[run.id] = Held(run.tenant, until, run.token)
         self._tasks.start_soon(self._drive, run, ticket, answer)
         return answer
 
@@ -167,7 +167,7 @@ class Holdings:
             self._take_operation(run.tenant, claimed, run.rendered_at + self.settings.lease_ms / 1000)
 
     def _take_operation(self, tenant: UUID, claimed: lease.ClaimedOperation, until: float) -> None:
-        self._operations[claimed.id] = Held(tenant, until)
+        self._operations[claimed.id] = Held(tenant, until, claimed.token)
         self._tasks.start_soon(self._dispatch, tenant, claimed)
 
     async def _dispatch(self, tenant: UUID, claimed: lease.ClaimedOperation) -> None:
@@ -179,7 +179,9 @@ class Holdings:
         ):  # the boundary of a task of its own; the lease runs out and the operation is taken over
             log.exception("operation %s", claimed.id)
         finally:
-            self._operations.pop(claimed.id, None)
+            held = self._operations.get(claimed.id)
+            if held is not None and held.token == claimed.token:  # not another claim of it, made meanwhile
+                del self._operations[claimed.id]
             self._idle.set()
 
     def _take_decision(self, tenant: UUID, claimed: lease.ClaimedDecision, until: float) -> None:

@@ -37,6 +37,7 @@ class Held:
 
     tenant: UUID
     until: float
+    token: int
 
 
 async def renew_leases(engine: Engine, decisions: dict[UUID, Held], operations: dict[UUID, Held]) -> None:
@@ -57,15 +58,17 @@ async def _renew(
 ) -> None:
     """What another process has taken meanwhile is not held any more, and will not be sent from here."""
     until = time.monotonic() + engine.settings.lease_ms / 1000
-    async with engine.boundary.database.transaction(tenant) as connection:
-        renewed = await lease.renew(
+    renewed = await engine.boundary.database.run(
+        tenant,
+        lambda connection: lease.renew(
             connection,
             tenant,
             owner=engine.owner,
             lease_ms=engine.settings.lease_ms,
             decisions=decisions,
             operations=operations,
-        )
+        ),
+    )
     for id in operations:
         if id in held:
             held[id].until = until if id in renewed else 0.0

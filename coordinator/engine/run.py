@@ -139,5 +139,5 @@ class Engine:
     render_refusal: Refusal
     wake_in: Callable[[float], None]
     """Look for due work again after so many seconds."""
-    still_holds: Callable[[UUID], bool]
-    """Whether this process's lease of an operation is certainly still good."""
+    still_holds: Callable[[UUID, int], bool]
+    """Whether this process's lease of an operation, under this token, is certainly still good."""

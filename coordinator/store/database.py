@@ -20,7 +20,7 @@ import asyncpg
 import tenacity
 
 from coordinator.config import Settings
-from coordinator.errors import CommitUnknown, Overloaded
+from coordinator.errors import CommitUnknown, Overloaded, StoreError
 
 T = TypeVar("T")
 Connection = asyncpg.pool.PoolConnectionProxy
@@ -136,7 +136,10 @@ async def completed(work: Coroutine[Any, Any, T]) -> T:
 
 async def _commit(connection: Connection) -> None:
     try:
-        await connection.execute("COMMIT")
+        if await connection.execute("COMMIT") != "COMMIT":
+            raise StoreError(
+                "a transaction that had failed was rolled back by its COMMIT: an error inside it was swallowed"
+            )
     except CONFLICTS:
         raise
     except (*UNREACHABLE, asyncio.CancelledError) as error:

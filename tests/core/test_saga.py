@@ -81,7 +81,7 @@ def test_nothing_is_sent_after_something_that_is_being_undone_whatever_the_order
     ]
     assert consequences(links) == [
         Compensate(0, "effect e1 failed"),
-        Cancel(2, "effect e0 is compensating"),
+        Cancel(2, "effect e1 is failed"),
     ]
 
 
