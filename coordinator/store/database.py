@@ -4,6 +4,9 @@ A transaction assumes the role `coordinator_app` and names its tenant with SET L
 login is, and nothing outlives COMMIT: it works through a pooler in transaction mode. COMMIT is shielded from cancellation. If an
 error comes while COMMIT is under way, nobody knows whether it happened: that is `CommitUnknown`, and the caller has to read back
 what it wrote, by key, before it does anything else.
+
+A process that falls silent inside a transaction (stopped, or its host is) keeps its locks, and with the log's row those of its whole
+tenant. It loses the transaction after two leases: the database ends the connection, and nothing was done.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ UNREACHABLE = (
     asyncpg.TooManyConnectionsError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
     TimeoutError,
 )
 
@@ -45,6 +49,7 @@ class Database:
     def __init__(self, pool: asyncpg.Pool, settings: Settings) -> None:
         self.pool = pool
         self.settings = settings
+        self._let_go = f"SET LOCAL idle_in_transaction_session_timeout = {2 * settings.lease_ms}"
 
     @asynccontextmanager
     async def transaction(self, tenant: UUID) -> AsyncIterator[Connection]:
@@ -67,7 +72,7 @@ class Database:
         clean = False
         try:
             try:
-                await connection.execute(f"BEGIN; {local}")
+                await connection.execute(f"BEGIN; {self._let_go}; {local}")
                 yield connection
             except BaseException as error:
                 clean = await _roll_back(connection)
