@@ -69,9 +69,9 @@ SET status = 'committed', answer = :answer::json, answer_status = 201, finished_
     lease_expires_at = NULL
 WHERE tenant_id = floor.id(:tenant) AND id = floor.id(:d) AND fencing_token = 1 AND status IN ('queued', 'running');
 INSERT INTO floor.operations (tenant_id, id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee,
-                              state, traceparent, lease_owner, lease_expires_at)
+                              linked, after, on_failure, state, traceparent, lease_owner, lease_expires_at)
 VALUES (floor.id(:tenant), floor.id(:o), floor.id(:d), 'three-sources', 'load', 0, :key || :o::bigint::text, :payload::json,
-        :payload_hash, :guarantee::json, 'dispatching', :traceparent, floor.id(2), clock_timestamp() + interval '5 s');
+        :payload_hash, :guarantee::json, false, '{}', 'keep', 'dispatching', :traceparent, floor.id(2), clock_timestamp() + interval '5 s');
 UPDATE floor.logs SET size = size + 2 WHERE tenant_id = floor.id(:tenant) RETURNING size - 2 AS at \gset
 INSERT INTO floor.receipts (tenant_id, index, kind, decision_id, operation_id, body)
 VALUES (floor.id(:tenant), :at, 'decision.committed', floor.id(:d), NULL, :committed::json),

@@ -142,19 +142,18 @@ async def _commit_in_chain(
             conclusion = conclude(engine, run, packet, readings)
         while not isinstance(conclusion, NeedMore):
             rest = _as_rest(engine, run, packet, readings, conclusion, fenced)
-            proposed = propose(engine, run, rest)
+            generation, proposed = chain.generation, propose(engine, run, rest)
             chain.latest = _made(rest.decided, key) or chain.latest
             result = await settled(engine, run, proposed)
-            if not (
-                isinstance(result, Moved)
-                and key
-                and moved(result.checks) == {"record"}
-                and run.may_reconsider
-            ):
-                chain.latest = chain.latest if isinstance(result, Committed) else None
+            present = result.locked.get(key) if isinstance(result, Moved) and key else None
+            if not isinstance(result, Committed):
+                chain.broke(generation, present)
+            if not isinstance(result, Moved) or present is None or moved(result.checks) != {"record"}:
+                return result
+            if not run.may_reconsider:
                 return result
             run.moves += [check for check in result.checks if not check.held]
-            run.record = chain.latest = result.locked[key]
+            run.record = chain.newest(present)
             conclusion = conclude(engine, run, packet, readings)
         return conclusion
 

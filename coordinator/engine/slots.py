@@ -133,11 +133,22 @@ class Providers:
 
 
 class Chain:
-    """The proposals of this process for one record. ``latest`` is what the last of them makes of it, if it is accepted."""
+    """The proposals of this process for one record. ``latest`` is what the last of them makes of it, if all of them are accepted.
+    When one fails, so do all behind it; the first to learn of it begins the next ``generation`` from what is really there."""
 
     def __init__(self) -> None:
         self.latest: Locked | None = None
+        self.generation = 0
         self.members = 0
+
+    def broke(self, generation: int, present: Locked | None) -> None:
+        if generation == self.generation:
+            self.generation += 1
+            self.latest = present
+
+    def newest(self, present: Locked) -> Locked:
+        """What to decide on next: what others of this generation have proposed by now, else what is there."""
+        return self.latest if self.latest and self.latest.version > present.version else present
 
 
 class Chains:

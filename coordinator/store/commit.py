@@ -131,10 +131,13 @@ FOR NO KEY UPDATE
 WRITE = """
 WITH version AS (
     SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::json[], $6::uuid[]) AS v (kind, id, base, data, decision_id)
+), latest AS (    -- a batch may hold a chain of versions of one record
+    SELECT kind, id, min(base) AS base, count(*) AS steps, (array_agg(data ORDER BY base DESC))[1] AS data
+    FROM version GROUP BY kind, id
 ), changed AS (
-    UPDATE records r SET version = r.version + 1, data = v.data, updated_at = clock_timestamp()
-    FROM version v
-    WHERE r.tenant_id = $1 AND r.kind = v.kind AND r.id = v.id AND r.version = v.base
+    UPDATE records r SET version = r.version + l.steps, data = l.data, updated_at = clock_timestamp()
+    FROM latest l
+    WHERE r.tenant_id = $1 AND r.kind = l.kind AND r.id = l.id AND r.version = l.base
     RETURNING r.version
 ), history AS (
     INSERT INTO record_versions (tenant_id, kind, id, version, data, decision_id)
@@ -252,7 +255,7 @@ async def _write(
         index += 1 + len(proposal.operations)
     done = [finished[proposal.decision_id] for proposal in proposals]
     changed, rested = await connection.fetchrow(WRITE, tenant, *_columns(proposals, now, done))  # type: ignore[misc]  # always one row
-    if changed != sum(len(p.changes) for p in proposals) or rested != len(proposals):
+    if changed != len({(v.kind, v.id) for p in proposals for v in p.changes}) or rested != len(proposals):
         raise AssertionError("a locked row changed under its lock")
     await log.fill(connection, tenant, [receipt for each in done for receipt in each.receipts], first)
     return finished

@@ -1,8 +1,9 @@
 """Group commit: calls of one tenant that arrive while its transaction is in flight ride the next one together.
 
-There are no timers: an idle service commits a lone call at once, a busy one fills its transactions by itself. Each tenant has at
-most `LANES` transactions of a kind in flight. The transaction runs in a task of its own, so a caller that is cancelled does not
-take its neighbours' COMMIT with it.
+There are no timers: an idle service commits a lone call at once, a busy one fills its transactions by itself. Each tenant has one
+transaction of a kind in flight, so its calls are carried out in the order in which they came; transactions of a tenant would wait
+for each other at its log anyway. The transaction runs in a task of its own: a caller that is cancelled does not take its
+neighbours' COMMIT with it.
 
 One bad row never fails its neighbours: if a batch fails before its COMMIT, whoever objected to it, its calls are run again one by
 one, and only the offender gets the error. An error during COMMIT goes to every caller as `CommitUnknown`; each reads back its
@@ -27,8 +28,6 @@ I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
 Work = Callable[[Connection, UUID, Sequence[I]], Awaitable[Sequence[R]]]
 
-LANES = 2
-
 
 class GroupCommit(Generic[I, R]):
     """``work(connection, tenant, items)`` does one batch inside the transaction and returns one result per item, in order.
@@ -44,7 +43,7 @@ class GroupCommit(Generic[I, R]):
         self._max_batch = max_batch
         self._bound = bound
         self._waiting: dict[UUID, list[tuple[I, asyncio.Future[R]]]] = defaultdict(list)
-        self._lanes: dict[UUID, int] = defaultdict(int)
+        self._busy: set[UUID] = set()
         self.depth = 0
         self._transactions = telemetry.TRANSACTIONS.labels(name)
 
@@ -58,12 +57,12 @@ class GroupCommit(Generic[I, R]):
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting[tenant].append((item, future))
         self.depth += 1
-        if self._lanes[tenant] < LANES:
-            self._lanes[tenant] += 1
-            self._tasks.start_soon(self._lane, tenant)
+        if tenant not in self._busy:
+            self._busy.add(tenant)
+            self._tasks.start_soon(self._carry_out, tenant)
         return future
 
-    async def _lane(self, tenant: UUID) -> None:
+    async def _carry_out(self, tenant: UUID) -> None:
         try:
             while waiting := self._waiting[tenant]:
                 batch, self._waiting[tenant] = waiting[: self._max_batch], waiting[self._max_batch :]
@@ -73,9 +72,8 @@ class GroupCommit(Generic[I, R]):
             _fail(self._waiting.pop(tenant, []), error)
             raise
         finally:
-            self._lanes[tenant] -= 1
-            if not self._lanes[tenant] and not self._waiting[tenant]:
-                del self._lanes[tenant], self._waiting[tenant]
+            self._busy.remove(tenant)
+            self._waiting.pop(tenant, None)
 
     async def _settle(self, tenant: UUID, batch: list[tuple[I, asyncio.Future[R]]]) -> None:
         try:

@@ -95,6 +95,26 @@ async def test_the_first_writer_of_a_record_in_a_batch_wins(
     assert await root.fetchval("SELECT status FROM decisions WHERE id = $1", second) == "running"
 
 
+async def test_a_chain_of_versions_of_one_record_is_committed_together(
+    database: Database, tenant: UUID, root: asyncpg.Connection
+) -> None:
+    """Each decides on what its predecessor in the batch proposes; the one that does not fit the chain has moved."""
+    ids = await decisions(database, tenant, 4)
+    results = await commit_all(
+        database,
+        tenant,
+        *(
+            proposal(id, changes=changes("p-1", base, base))
+            for id, base in zip(ids, (0, 1, 1, 2), strict=True)
+        ),
+    )
+    assert [type(result) for result in results] == [Committed, Committed, Moved, Committed]
+    assert await version_of(root, "p-1") == 3
+    rows = await root.fetch("SELECT version, decision_id FROM record_versions ORDER BY version")
+    assert [(row["version"], row["decision_id"]) for row in rows] == [(1, ids[0]), (2, ids[1]), (3, ids[3])]
+    assert await root.fetchval("SELECT data::text FROM records") == '{"value":2}'
+
+
 async def test_of_two_writers_at_one_version_in_two_transactions_one_commits(
     database: Database, tenant: UUID, root: asyncpg.Connection
 ) -> None:
