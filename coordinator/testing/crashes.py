@@ -103,9 +103,8 @@ async def sweep(world: World, chosen: Sequence[Case]) -> list[Verdict]:
 
 
 def _summed(point: str, found: Sequence[tuple[Case, Verdict]]) -> Verdict:
-    ways = ", ".join(dict.fromkeys(case.action for case, _ in found))
     return Verdict(
-        scenario=f"{ways} at {point}",
+        scenario=f"fails at {point}, {len(found)} ways",
         invariants="I1 I5 I6 I7 I8 I12",
         lost=sum(verdict.lost for _, verdict in found),
         duplicated=sum(verdict.duplicated for _, verdict in found),

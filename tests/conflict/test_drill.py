@@ -48,5 +48,5 @@ async def test_conflict_is_decided_once(scenario: Scenario, world: World) -> Non
 async def test_a_server_that_fails_anywhere_loses_doubles_and_leaves_open_nothing(
     point: str, swept: list[Verdict]
 ) -> None:
-    (verdict,) = [verdict for verdict in swept if verdict.scenario.endswith(f" at {point}")]
+    (verdict,) = [verdict for verdict in swept if f" at {point}," in verdict.scenario]
     assert verdict.ok, (verdict.wrong, verdict.notes)
