@@ -49,6 +49,9 @@ _UNREACHABLE = (
 _PASSING = (asyncpg.TransactionRollbackError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)
 
 
+CANCEL_PATIENCE_S = 0.2
+
+
 class PoolKey(NamedTuple):
     dsn: str
     size: int
@@ -139,11 +142,33 @@ class PostgresSource(Generic[T]):
         return self._answer(rows[0], request.if_revision)
 
     async def _rows(self, values: Sequence[object]) -> list[asyncpg.Record]:
-        """At most two rows, however many there are."""
+        """At most two rows, however many there are. Cancelling asks the server to cancel, and asyncpg waits until it has; a server
+        that has fallen silent would keep us for ever, so that after a while its connection is closed without a word."""
         pool = await _pool(self._key)
-        async with pool.acquire() as connection, connection.transaction(readonly=True):
-            cursor = await connection.cursor(self._query, *values)
-            return await cursor.fetch(2)
+        connection = await pool.acquire()
+        fetching = asyncio.create_task(self._fetch(pool, connection, values))
+        try:
+            return await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            fetching.cancel()
+            await asyncio.wait({fetching}, timeout=CANCEL_PATIENCE_S)
+            if not fetching.done():
+                connection.terminate()
+            await asyncio.gather(fetching, return_exceptions=True)
+            raise
+
+    async def _fetch(
+        self,
+        pool: asyncpg.Pool[asyncpg.Record],
+        connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record],
+        values: Sequence[object],
+    ) -> list[asyncpg.Record]:
+        try:
+            async with connection.transaction(readonly=True):
+                cursor = await connection.cursor(self._query, *values)
+                return await cursor.fetch(2)
+        finally:
+            await pool.release(connection)
 
     def _answer(self, row: asyncpg.Record, if_revision: str | None) -> Answer[T]:
         columns = dict(row.items())
