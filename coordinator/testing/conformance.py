@@ -20,6 +20,7 @@ between the adapter and a real provider, and compares what the adapter says with
 
 `source_promise` and `SourceSubject` do the same for sources. A promise that is broken raises `BrokenPromise`, whose text says what
 was observed, and what follows from it in production. What a guarantee does not promise is skipped. Asyncio only.
+(PYTEST_DONT_REWRITE: a test module imports its names before pytest loads it as a plugin, and nothing here is a bare assert.)
 """
 
 from __future__ import annotations
