@@ -17,7 +17,7 @@ LIFTED = frozenset({"api", "console"})
 LAYERS = {"core": 0, "store": 1, "engine": 2, "api": 3, "console": 3, "app": 4, "cli": 5}
 ANYTHING = frozenset({"demo", "testing"})
 """Programs of their own on top of everything; the command line starts them."""
-GROUND = frozenset({"errors", "config", "failpoints", "telemetry", "embedded"})
+GROUND = frozenset({"errors", "config", "failpoints", "logs", "telemetry", "embedded"})
 """Beside the layers, for all of them: these import core and each other alone."""
 CORE_PACKAGES = frozenset({"msgspec", "rfc8785", "iso4217"})
 WORLD = frozenset(

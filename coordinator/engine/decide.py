@@ -24,6 +24,7 @@ from coordinator.core.record import Record
 from coordinator.core.saga import COMPENSATION_ORDINALS
 from coordinator.core.view import OutcomeView
 from coordinator.engine.run import Engine, Reading, Run
+from coordinator.logs import traceback_of
 from coordinator.store.commit import NewOperation, NewVersion
 
 log = logging.getLogger(__name__)
@@ -55,9 +56,10 @@ def decide(engine: Engine, run: Run, packet: Packet, readings: Mapping[str, Read
     with run.stage("decide"):
         try:
             outcome = run_policy(run.type, run.input, packet, _record(run))
-        except PolicyFailed:
+        except PolicyFailed as error:
             trace_id = telemetry.trace_id(run.traceparent)
-            log.exception("policy of %s failed, decision %s, trace %s", run.type.name, run.id, trace_id)
+            text = traceback_of(error)
+            log.error("policy of %s failed, decision %s, trace %s: %s", run.type.name, run.id, trace_id, text)
             raise
     match outcome:
         case NeedMore():

@@ -44,6 +44,7 @@ from coordinator.engine.run import Engine
 from coordinator.engine.slots import Provider
 from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.failpoints import failpoint
+from coordinator.logs import traceback_of
 from coordinator.store.lease import ClaimedOperation
 from coordinator.store.settle import Settlement
 
@@ -125,8 +126,8 @@ async def _perform(provider: Provider, sink: Sink, operation: Operation) -> Send
             said = await sink.perform(operation)
             await failpoint("dispatch.sent")
             result = _well_formed(said, SEND_RESULTS)
-    except Exception as error:  # the boundary to adapters: it may have raised after sending
-        log.exception("sink %s raised", sink.name)
+    except Exception as error:  # noqa: BLE001 - the boundary to adapters: it may have raised after sending; logged
+        log.error("sink %s raised: %s", sink.name, traceback_of(error))
         result = Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
     except BaseException:
         provider.breaker.dropped()
@@ -174,8 +175,8 @@ async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupRes
                 found = await sink.lookup(operation)
                 await failpoint("ask.sent")
                 return _well_formed(found, LOOKUP_RESULTS)
-            except Exception as error:  # the boundary to adapters
-                log.exception("sink %s raised in lookup", sink.name)
+            except Exception as error:  # noqa: BLE001 - the boundary to adapters; logged
+                log.error("sink %s raised in lookup: %s", sink.name, traceback_of(error))
                 return Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
         return Ambiguous("timed-out", f"no answer to the lookup within {sink.timeout_ms} ms")
 

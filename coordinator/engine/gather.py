@@ -42,6 +42,7 @@ from coordinator.core.money import Money
 from coordinator.core.packet import Packet
 from coordinator.core.view import timestamp
 from coordinator.engine.run import Engine, Reading, Run
+from coordinator.logs import traceback_of
 from coordinator.store.records import Locked, read_records
 
 log = logging.getLogger(__name__)
@@ -239,8 +240,8 @@ class _Cleanups(list[Callable[[], Awaitable[None]]]):
             for cleanup in reversed(self):
                 try:
                     await cleanup()
-                except Exception:  # the boundary to adapters
-                    log.exception("a clean-up of evidence %s failed", self._name)
+                except Exception as error:  # noqa: BLE001 - the boundary to adapters; logged
+                    log.error("a clean-up of evidence %s failed: %s", self._name, traceback_of(error))
         if scope.cancelled_caught:
             log.error(
                 "a clean-up of evidence %s took longer than %s s and was cancelled", self._name, self._seconds

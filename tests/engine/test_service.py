@@ -240,7 +240,11 @@ async def test_the_log_names_the_callers_trace_when_a_policy_raises(
         async with running(service_of(policy=raises), database_url) as service:
             decision = await service.decided(traceparent=TRACEPARENT)
     assert decision["trace_id"] == TRACE
-    logged = [record for record in caplog.records if record.exc_info and "policy" in record.getMessage()]
+    logged = [
+        record
+        for record in caplog.records
+        if "Traceback" in record.getMessage() and "policy" in record.getMessage()
+    ]
     assert len(logged) == 1
     assert TRACE in logged[0].getMessage()
 
