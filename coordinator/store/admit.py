@@ -15,9 +15,8 @@ import msgspec
 
 from coordinator.core.receipt import Receipt, receipt
 from coordinator.failpoints import failpoint
-from coordinator.store import log
 from coordinator.store.database import Connection
-from coordinator.store.records import Locked, read_records
+from coordinator.store.records import Locked
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,19 +54,35 @@ class Known(msgspec.Struct, frozen=True):
     answer_status: int | None
 
 
-INSERT = """
-INSERT INTO decisions (tenant_id, id, idempotency_key, fingerprint, type, class, status, request, record_kind, record_id,
-                       requested_by, traceparent, deadline_at, lease_owner, lease_expires_at)
-SELECT $1, a.id, a.key, a.fingerprint, a.type, a.class, a.status, a.request, a.record_kind, a.record_id,
-       a.requested_by, a.traceparent, clock_timestamp() + a.time_limit_ms * interval '1 ms',
-       a.lease_owner, clock_timestamp() + a.lease_ms * interval '1 ms'
-FROM unnest($2::uuid[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::json[], $9::text[], $10::text[],
-            $11::uuid[], $12::text[], $13::int[], $14::uuid[], $15::int[])
-     AS a (id, key, fingerprint, type, class, status, request, record_kind, record_id, requested_by, traceparent,
-           time_limit_ms, lease_owner, lease_ms)
-ORDER BY a.key    -- one order everywhere, or two batches that share two keys wait for each other
-ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
-RETURNING id, created_at
+# One statement: the decisions, their receipts, and what their records hold. The log is locked last, once it is known how many are
+# new; if none is, it is left alone.
+ADMIT = """
+WITH fresh AS (
+    INSERT INTO decisions (tenant_id, id, idempotency_key, fingerprint, type, class, status, request, record_kind, record_id,
+                           requested_by, traceparent, deadline_at, lease_owner, lease_expires_at)
+    SELECT $1, a.id, a.key, a.fingerprint, a.type, a.class, a.status, a.request, a.record_kind, a.record_id,
+           a.requested_by, a.traceparent, clock_timestamp() + a.time_limit_ms * interval '1 ms',
+           a.lease_owner, clock_timestamp() + a.lease_ms * interval '1 ms'
+    FROM unnest($2::uuid[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::json[], $9::text[], $10::text[],
+                $11::uuid[], $12::text[], $13::int[], $14::uuid[], $15::int[])
+         AS a (id, key, fingerprint, type, class, status, request, record_kind, record_id, requested_by, traceparent,
+               time_limit_ms, lease_owner, lease_ms)
+    ORDER BY a.key    -- one order everywhere, or two batches that share two keys wait for each other
+    ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
+    RETURNING id, created_at, record_kind, record_id
+), place AS (
+    UPDATE logs SET size = size + (SELECT count(*) FROM fresh)
+    WHERE tenant_id = $1 AND EXISTS (SELECT FROM fresh)
+    RETURNING size - (SELECT count(*) FROM fresh) AS first
+), receipt AS (
+    INSERT INTO receipts (tenant_id, index, kind, decision_id, body)
+    SELECT $1, place.first + row_number() OVER (ORDER BY r.n) - 1, r.kind, r.id, r.body
+    FROM place
+    CROSS JOIN unnest($16::text[], $2::uuid[], $17::json[]) WITH ORDINALITY AS r (kind, id, body, n)
+    JOIN fresh USING (id)
+)
+SELECT f.id, f.created_at, coalesce(r.version, 0) AS version, r.data
+FROM fresh f LEFT JOIN records r ON r.tenant_id = $1 AND r.kind = f.record_kind AND r.id = f.record_id
 """
 
 KNOWN = """
@@ -80,22 +95,13 @@ async def admit(
     connection: Connection, tenant: UUID, admissions: Sequence[Admission]
 ) -> Sequence[Admitted | Known]:
     """Store each admission unless its key is known. Two of one key in one batch: the first is stored, the other finds it."""
-    rows = await connection.fetch(INSERT, tenant, *_columns(admissions))
-    created = {row["id"]: row["created_at"] for row in rows}
-    fresh = [admission for admission in admissions if admission.id in created]
-    records = await read_records(
-        connection, tenant, {(a.record_kind, a.record_id) for a in fresh if a.record_kind and a.record_id}
-    )
-    known = await _known(connection, tenant, [a.key for a in admissions if a.id not in created])
-    if fresh:
-        await log.append(connection, tenant, [_receipt(admission) for admission in fresh])
+    receipts = [_receipt(admission) for admission in admissions]
+    kinds, bodies = [receipt.kind for receipt in receipts], [receipt.body for receipt in receipts]
+    rows = await connection.fetch(ADMIT, tenant, *_columns(admissions), kinds, bodies)
+    fresh = {row["id"]: Admitted(row["created_at"], Locked(row["version"], row["data"])) for row in rows}
+    known = await _known(connection, tenant, [a.key for a in admissions if a.id not in fresh])
     await failpoint("admit.before")
-    return [
-        Admitted(created[a.id], records.get((a.record_kind or "", a.record_id or ""), Locked(0, None)))
-        if a.id in created
-        else known[a.key]
-        for a in admissions
-    ]
+    return [fresh[a.id] if a.id in fresh else known[a.key] for a in admissions]
 
 
 async def _known(connection: Connection, tenant: UUID, keys: Sequence[str]) -> dict[str, Known]:

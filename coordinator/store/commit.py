@@ -161,6 +161,11 @@ WITH version AS (
                 $30::int[])
          AS o (id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee, linked, after,
                on_failure, compensation, state, traceparent, lease_owner, lease_ms)
+), receipt AS (
+    INSERT INTO receipts (tenant_id, index, kind, decision_id, operation_id, body)
+    SELECT $1, $31 + r.n - 1, r.kind, r.decision_id, r.operation_id, r.body
+    FROM unnest($32::text[], $33::uuid[], $34::uuid[], $35::json[]) WITH ORDINALITY
+         AS r (kind, decision_id, operation_id, body, n)
 )
 SELECT (SELECT count(*) FROM changed), (SELECT count(*) FROM rested)
 """
@@ -254,10 +259,11 @@ async def _write(
         finished[proposal.decision_id] = proposal.finish(Facts(now, checks, index))
         index += 1 + len(proposal.operations)
     done = [finished[proposal.decision_id] for proposal in proposals]
-    changed, rested = await connection.fetchrow(WRITE, tenant, *_columns(proposals, now, done))  # type: ignore[misc]  # always one row
+    receipts = log.columns([receipt for each in done for receipt in each.receipts])
+    columns = (*_columns(proposals, now, done), first, *receipts)
+    changed, rested = await connection.fetchrow(WRITE, tenant, *columns)  # type: ignore[misc]  # always one row
     if changed != len({(v.kind, v.id) for p in proposals for v in p.changes}) or rested != len(proposals):
         raise AssertionError("a locked row changed under its lock")
-    await log.fill(connection, tenant, [receipt for each in done for receipt in each.receipts], first)
     return finished
 
 

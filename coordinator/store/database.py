@@ -43,6 +43,10 @@ UNREACHABLE = (
 )
 
 
+PLANNED_ONCE = "; SET LOCAL plan_cache_mode = force_generic_plan"
+"""The statements that write have one good plan whatever their arrays hold; planning them anew costs more than running them."""
+
+
 class Database:
     """A pool of connections to one database. Use `open_database`."""
 
@@ -52,11 +56,12 @@ class Database:
         self._let_go = f"SET LOCAL idle_in_transaction_session_timeout = {2 * settings.lease_ms}"
 
     @asynccontextmanager
-    async def transaction(self, tenant: UUID) -> AsyncIterator[Connection]:
-        """One transaction of one tenant, committed when the block ends. Raises `Overloaded` if the database cannot be
-        reached or goes away before COMMIT, so that nothing was done; `CommitUnknown` if the connection failed during COMMIT."""
+    async def transaction(self, tenant: UUID, *, also: str = "") -> AsyncIterator[Connection]:
+        """One transaction of one tenant, committed when the block ends; ``also`` is set for it, too. Raises `Overloaded` if the
+        database cannot be reached or goes away before COMMIT, so that nothing was done; `CommitUnknown` if the connection failed
+        during COMMIT."""
         async with self._begin(
-            f"SET LOCAL ROLE coordinator_app; SET LOCAL coordinator.tenant = '{tenant}'"
+            f"SET LOCAL ROLE coordinator_app; SET LOCAL coordinator.tenant = '{tenant}'{also}"
         ) as connection:
             yield connection
 
@@ -107,7 +112,7 @@ class Database:
             reraise=True,
         ):
             with attempt:
-                async with self.transaction(tenant) as connection:
+                async with self.transaction(tenant, also=PLANNED_ONCE) as connection:
                     return await work(connection)
         raise AssertionError("tenacity ends with a result or raises")
 

@@ -17,19 +17,17 @@ RESERVE = """
 UPDATE logs SET size = size + $2 WHERE tenant_id = $1 RETURNING size - $2 AS first, clock_timestamp() AS now
 """
 
-_RECEIPTS = """
+APPEND = f"""
+WITH place AS ({RESERVE})
 INSERT INTO receipts (tenant_id, index, kind, decision_id, operation_id, body)
 SELECT $1, place.first + r.n - 1, r.kind, r.decision_id, r.operation_id, r.body
 FROM place, unnest($3::text[], $4::uuid[], $5::uuid[], $6::json[]) WITH ORDINALITY AS r (kind, decision_id, operation_id, body, n)
 """
 
-APPEND = f"WITH place AS ({RESERVE}) {_RECEIPTS}"
-
-FILL = f"WITH place AS (SELECT $2::bigint AS first) {_RECEIPTS}"
-
 
 async def reserve(connection: Connection, tenant: UUID, count: int) -> tuple[int, datetime]:
-    """Lock the log and take ``count`` indices: the first of them, and the time."""
+    """Lock the log and take ``count`` indices, for receipts that are then written with what they tell of: the first of them, and
+    the time."""
     row = await connection.fetchrow(RESERVE, tenant, count)
     if row is None:
         raise AssertionError(f"tenant {tenant} has no log")
@@ -38,15 +36,11 @@ async def reserve(connection: Connection, tenant: UUID, count: int) -> tuple[int
 
 async def append(connection: Connection, tenant: UUID, receipts: Sequence[Receipt]) -> None:
     """Lock the log, take as many indices as there are receipts, and write them."""
-    await connection.execute(APPEND, tenant, len(receipts), *_columns(receipts))
+    await connection.execute(APPEND, tenant, len(receipts), *columns(receipts))
 
 
-async def fill(connection: Connection, tenant: UUID, receipts: Sequence[Receipt], first: int) -> None:
-    """Write receipts at indices that were reserved."""
-    await connection.execute(FILL, tenant, first, *_columns(receipts))
-
-
-def _columns(receipts: Sequence[Receipt]) -> tuple[list[object], ...]:
+def columns(receipts: Sequence[Receipt]) -> tuple[list[object], ...]:
+    """Receipts as parallel arrays: kinds, decisions, operations, bodies."""
     return (
         [receipt.kind for receipt in receipts],
         [receipt.decision_id for receipt in receipts],

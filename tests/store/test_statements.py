@@ -64,7 +64,7 @@ async def connection(server_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 def test_the_statements_are_found_by_their_names() -> None:
     assert {
-        "admit.INSERT",
+        "admit.ADMIT",
         "commit.WRITE",
         "settle.SETTLE",
         "lease.CLAIM_OPERATIONS",
