@@ -17,7 +17,8 @@ import anyio
 from coordinator.config import Settings
 from coordinator.core.evidence import Decisive, MaxAge
 from coordinator.core.fence import Check, ReadCheck, all_hold, compare_items, moved, with_dependants
-from coordinator.engine.gather import Readings, at_once, read
+from coordinator.engine.gather import Readings, at_once
+from coordinator.engine.read import read
 from coordinator.engine.run import Engine, Reading, Run
 
 

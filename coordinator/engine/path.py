@@ -26,7 +26,8 @@ from coordinator.core.packet import Packet
 from coordinator.engine.commit import Rest, commit, propose, rest_without_commit, settled
 from coordinator.engine.decide import Decided, PolicyFailed, decide
 from coordinator.engine.fence import Fenced, fence, read_set, still_fresh
-from coordinator.engine.gather import Readings, freeze, gather, missing, record_reading
+from coordinator.engine.gather import Readings, freeze, gather, missing
+from coordinator.engine.items import record_reading
 from coordinator.engine.run import Engine, Run
 from coordinator.engine.slots import Chain
 from coordinator.errors import StaleVersion

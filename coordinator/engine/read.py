@@ -1,0 +1,205 @@
+"""Read: one reading of one source, under its deadline, inside its provider's limits.
+
+A failure that says that a repeat may help is repeated, and the pause before it holds no slot. When the reading is cancelled, by its
+deadline or from outside, the clean-ups that the source registered run, bounded in time. What comes back is always an item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+import tenacity
+
+from coordinator import telemetry
+from coordinator.core.evidence import (
+    Absent,
+    Answer,
+    Evidence,
+    Failed,
+    Found,
+    Item,
+    ItemError,
+    LocalSource,
+    ReadRequest,
+    Source,
+    Unchanged,
+    clean_text,
+)
+from coordinator.engine.items import no_answer, reading_of, record_reading
+from coordinator.engine.run import Engine, Reading, Run
+from coordinator.logs import traceback_of
+from coordinator.store.records import Locked, read_records
+
+log = logging.getLogger(__name__)
+FIRST_PAUSE_S = 0.05
+GRACE_S = 1.0
+"""A source's own limit comes this much later than our deadline, so that running out of time is one thing: `timed_out`."""
+
+
+async def read(
+    engine: Engine,
+    run: Run,
+    declared: Evidence[Any, Any],
+    have: Mapping[str, Reading],
+    *,
+    traceparent: str,
+    then: Item | None = None,
+) -> Reading:
+    """One reading under its deadline. ``then`` makes it a re-reading: conditional on that item's revision, and the source may
+    answer that nothing changed."""
+    began = time.monotonic()
+    lacking = next((name for name in declared.after if have[name].item.state != "found"), None)
+    if lacking is not None:
+        return no_answer(
+            declared, "skipped", began, 0, ItemError("dependency-missing", f"{lacking} is not there")
+        )
+    cleanups = _Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
+    attempts = _Attempts(declared.attempts)
+    limit = min(declared.deadline_ms / 1000, max(0.0, run.ends_at - began))
+    with telemetry.span("coordinator.read", traceparent, evidence_name=declared.name) as inside:
+        request = ReadRequest(
+            tenant=str(run.tenant),
+            input=run.input,
+            evidence={name: have[name].item.value for name in declared.after},
+            record_kind=run.record_key[0] if run.record_key else "",
+            record_id=run.record_key[1] if run.record_key else "",
+            if_revision=then.revision if then else None,
+            timeout_s=limit + GRACE_S,
+            traceparent=inside,
+            on_cancel=cleanups.append,
+        )
+        with anyio.move_on_after(limit):
+            try:
+                if declared.local is not None:
+                    return await _read_record(engine, run, declared, declared.local, request, began)
+                answer = await attempts.run(partial(_call, engine, declared.remote, request))
+                return reading_of(engine, run, declared, answer, began, attempts.count, then)
+            except anyio.get_cancelled_exc_class():
+                await cleanups.run()
+                raise
+        return no_answer(declared, "timed_out", began, attempts.count)
+
+
+async def _call(engine: Engine, source: Source[Any], request: ReadRequest) -> Answer[Any]:
+    async with engine.providers.of(source.provider).slot():
+        try:
+            return _well_formed(await source.read(request))
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            return Failed(
+                "source-raised", "CancelledError: something inside the source was cancelled, not the reading"
+            )
+        except Exception as error:  # noqa: BLE001 - the boundary to adapters; recorded as a typed failure
+            return Failed("source-raised", clean_text(f"{type(error).__name__}: {error}"))
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+_ABOUT: Any = Found[None]
+
+
+def _well_formed(answer: object) -> Answer[Any]:
+    """An adapter is not obliged to check its types; what it says beside the value is checked here, the value in `_found`."""
+    try:
+        match answer:
+            case Found(age_ms=age_ms, confidence=confidence, interval=interval):
+                msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(answer, value=None)), _ABOUT)
+                if (
+                    age_ms < 0
+                    or not 0 <= (confidence or 0) <= 1
+                    or not all(map(math.isfinite, interval or ()))
+                ):
+                    return Failed("malformed-value", "age_ms, confidence or interval is out of range")
+            case Absent() | Failed():
+                msgspec.convert(msgspec.to_builtins(answer), type(answer))
+            case Unchanged():
+                pass
+            case _:
+                return Failed("malformed-answer", clean_text(f"not an answer of a source: {answer!r}"))
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        code = "malformed-value" if isinstance(answer, Found) else "malformed-answer"
+        return Failed(code, clean_text(str(error)))
+    return answer
+
+
+class _Attempts:
+    """Up to ``limit`` calls, while the answer is a failure that says a repeat may help. The pause between them holds no slot."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    async def run(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any]:
+        answer = await self._once(call)
+        if self.limit == 1 or not _worth_repeating(answer):
+            return answer
+        asked_for = (answer.retry_after_ms or 0) / 1000 if isinstance(answer, Failed) else 0.0
+        await anyio.sleep(asked_for or random.uniform(0, FIRST_PAUSE_S))
+        again = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_result(_worth_repeating),
+            stop=tenacity.stop_after_attempt(self.limit - 1),
+            wait=tenacity.wait_random_exponential(multiplier=2 * FIRST_PAUSE_S, max=5),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else answer,
+        )
+        last: Answer[Any] = await again(self._once, call)
+        return last
+
+    async def _once(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any]:
+        self.count += 1
+        return await call()
+
+
+def _worth_repeating(answer: Answer[Any]) -> bool:
+    return isinstance(answer, Failed) and answer.retryable
+
+
+class _Cleanups(list[Callable[[], Awaitable[None]]]):
+    """What a source registered to be undone if its reading is cancelled. Bounded in time; a failing one is logged and the rest
+    still run."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__()
+        self._name = name
+        self._seconds = seconds
+
+    async def run(self) -> None:
+        with anyio.move_on_after(self._seconds, shield=True) as scope:
+            for cleanup in reversed(self):
+                try:
+                    await cleanup()
+                except Exception as error:  # noqa: BLE001 - the boundary to adapters; logged
+                    log.error("a clean-up of evidence %s failed: %s", self._name, traceback_of(error))
+        if scope.cancelled_caught:
+            log.error(
+                "a clean-up of evidence %s took longer than %s s and was cancelled", self._name, self._seconds
+            )
+
+
+async def _read_record(
+    engine: Engine,
+    run: Run,
+    declared: Evidence[Any, Any],
+    source: LocalSource[Any],
+    request: ReadRequest,
+    began: float,
+) -> Reading:
+    try:
+        key = (source.record_kind, source.record_id(request))
+    except ValueError as error:
+        return no_answer(declared, "failed", began, 1, ItemError("no-address", clean_text(str(error))))
+    async with engine.boundary.database.transaction(run.tenant) as connection:
+        locked = (await read_records(connection, run.tenant, {key})).get(key, Locked(0, None))
+    return record_reading(engine, declared, key, locked, began)
