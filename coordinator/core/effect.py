@@ -255,22 +255,32 @@ def _recognised(guarantee: Guarantee, age_ms: int, pause_ms: int, timeout_ms: in
 
 
 def after_lookup(
-    guarantee: Guarantee, result: LookupResult, *, age_ms: int, lookups: int, timeout_ms: int, backoff_ms: int
+    guarantee: Guarantee,
+    result: LookupResult,
+    *,
+    age_ms: int,
+    committed_ms: int,
+    lookups: int,
+    timeout_ms: int,
+    backoff_ms: int,
 ) -> Step:
     """What to do after asking the provider. Not found is proof only once the longest request and the lag have passed since the
-    last send (``age_ms``); then it is safe to send again, since the provider demonstrably has not acted."""
+    last send (``age_ms``), and while the provider cannot have forgotten the key again (``committed_ms``: since the commit, which
+    was before the first send); then it is safe to send again, since the provider demonstrably has not acted."""
     match result:
         case Accepted(reference):
             return Succeed(reference)
         case NotFound():
-            return _after_not_found(guarantee, age_ms, timeout_ms)
+            return _after_not_found(guarantee, age_ms, committed_ms, timeout_ms)
         case Ambiguous(code, message) if lookups < MAX_LOOKUPS:
             return AskProvider(backoff_ms, f"{code}: {message}")
         case Ambiguous(code, message):
             return Park(f"the provider could not be asked: {code}: {message}")
 
 
-def _after_not_found(guarantee: Guarantee, age_ms: int, timeout_ms: int) -> Step:
+def _after_not_found(guarantee: Guarantee, age_ms: int, committed_ms: int, timeout_ms: int) -> Step:
+    if isinstance(guarantee, Keyed) and committed_ms >= guarantee.window_ms:
+        return Park("the provider may have forgotten the key by now: that it knows of nothing proves nothing")
     lag_ms = lookup_lag_ms(guarantee)
     if lag_ms is None:
         return Park("the provider cannot be asked: that it knows of nothing proves nothing")

@@ -9,13 +9,13 @@ takes the operation over treats the attempt as ambiguous: it may have reached th
 from __future__ import annotations
 
 import logging
-import random
 import time
 from typing import TypeVar
 from uuid import UUID
 
 import anyio
 import msgspec
+import tenacity
 
 from coordinator import telemetry
 from coordinator.core.effect import (
@@ -52,8 +52,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", SendResult, LookupResult)
 SEND_RESULTS = (Accepted, Rejected, NotSent, Ambiguous)
 LOOKUP_RESULTS = (Accepted, NotFound, Ambiguous)
-FIRST_BACKOFF_MS = 200
-LONGEST_BACKOFF_MS = 60_000
+_JITTER = tenacity.AsyncRetrying(wait=tenacity.wait_random_exponential(multiplier=0.2, max=60))
 SETTLE_PAUSE_S = 0.2
 MAX_SENDS_PER_DECISION = 32
 GRACE_S = 1.0
@@ -159,6 +158,7 @@ async def _ask(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperati
         sink.guarantee,
         result,
         age_ms=claimed.last_sent_age_ms or 0,
+        committed_ms=claimed.age_ms,
         lookups=claimed.lookups + 1,
         timeout_ms=sink.timeout_ms,
         backoff_ms=_backoff_ms(claimed.lookups + 1),
@@ -209,8 +209,10 @@ def _operation(tenant: UUID, claimed: ClaimedOperation, traceparent: str) -> Ope
 
 
 def _backoff_ms(attempts: int) -> int:
-    """Exponential with full jitter."""
-    return round(random.uniform(0, min(LONGEST_BACKOFF_MS, FIRST_BACKOFF_MS * 2**attempts)))
+    """Exponential with full jitter, in ms."""
+    state = tenacity.RetryCallState(_JITTER, None, (), {})
+    state.attempt_number = attempts + 1
+    return round(1000 * _JITTER.wait(state))
 
 
 async def _settle(

@@ -93,7 +93,13 @@ def step_after(guarantee: Guarantee, result: SendResult, **changed: Any) -> Step
 
 
 def looked_up(guarantee: Guarantee, result: LookupResult, **changed: Any) -> Step:
-    known = {"age_ms": 10 * LAG, "lookups": 1, "timeout_ms": TIMEOUT, "backoff_ms": BACKOFF}
+    known = {
+        "age_ms": 10 * LAG,
+        "committed_ms": 0,
+        "lookups": 1,
+        "timeout_ms": TIMEOUT,
+        "backoff_ms": BACKOFF,
+    }
     return after_lookup(guarantee, result, **{**known, **changed})
 
 
@@ -210,12 +216,25 @@ def test_not_found_is_proof_only_after_the_longest_request_and_the_lag(guarantee
     assert isinstance(looked_up(guarantee, NotFound(), age_ms=TIMEOUT + LAG), Resend)
 
 
+def test_not_found_is_no_proof_once_the_provider_may_have_forgotten_the_key() -> None:
+    keyed_and_askable = Keyed(WINDOW, LAG)
+    assert isinstance(looked_up(keyed_and_askable, NotFound(), committed_ms=WINDOW - 1), Resend)
+    assert isinstance(looked_up(keyed_and_askable, NotFound(), committed_ms=WINDOW), Park)
+    assert isinstance(looked_up(Lookup(LAG), NotFound(), committed_ms=WINDOW), Resend)
+
+
 @given(guarantees, st.integers(0, 10**7), st.integers(1, 20), st.integers(1, 10**5), st.integers(0, 10**5))
 def test_not_found_never_fails_and_is_asked_again_exactly_when_it_can_be_proof(
     guarantee: Guarantee, age_ms: int, lookups: int, timeout_ms: int, backoff_ms: int
 ) -> None:
     step = after_lookup(
-        guarantee, NotFound(), age_ms=age_ms, lookups=lookups, timeout_ms=timeout_ms, backoff_ms=backoff_ms
+        guarantee,
+        NotFound(),
+        age_ms=age_ms,
+        committed_ms=0,
+        lookups=lookups,
+        timeout_ms=timeout_ms,
+        backoff_ms=backoff_ms,
     )
     lag_ms = lookup_lag_ms(guarantee)
     match step:
