@@ -127,9 +127,7 @@ def _compare(verdict: Verdict, operation: Mapping[str, Any], effect: Mapping[str
 
 async def contiguous(world: World, verdict: Verdict, kind: str, id: str) -> list[Mapping[str, Any]]:
     """The record's history, oldest first; its versions must be 1, 2, 3 and so on, each made by one decision or one PUT (I2)."""
-    history = sorted(
-        await world.all_of(f"/v1/records/{kind}/{id}/history"), key=lambda version: version["version"]
-    )
+    history = await world.history(kind, id)
     versions = [version["version"] for version in history]
     verdict.expect(
         versions == list(range(1, len(versions) + 1)), f"the versions of {kind}/{id} are {versions}"

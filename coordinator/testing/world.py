@@ -135,6 +135,13 @@ class World:
                 return items
             cursor = f"&cursor={page['next_cursor']}"
 
+    async def history(self, kind: str, id: str) -> list[Any]:
+        """The versions of a record, oldest first; none of one that does not exist."""
+        path = f"/v1/records/{kind}/{id}/history"
+        if (await self.call("GET", self.servers[0] + path)).status == 404:
+            return []
+        return sorted(await self.all_of(path), key=lambda version: int(version["version"]))
+
     async def put_record(self, kind: str, id: str, data: Mapping[str, Any], version: int) -> Reply:
         headers = {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
         return await self.call("PUT", f"{self.servers[0]}/v1/records/{kind}/{id}", body=data, headers=headers)
