@@ -24,13 +24,13 @@ def declared_at() -> str:
 
 
 def provider_of(url: str, what: str, where: str) -> str:
-    """The host of an absolute http(s) URL, which is what a provider is called unless it is given a name.
+    """The host of an absolute http(s) URL, with its port if it names one: what a provider is called unless it is given a name.
 
     A placeholder in the authority would let a request choose the host it is sent to; credentials in a URL end up in logs.
     """
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
+        host, port = parts.hostname, parts.port
     except ValueError as error:
         raise DeclarationError(f"{what}: not a URL: {error}", where) from None
     if parts.scheme not in ("http", "https") or not host:
@@ -41,7 +41,7 @@ def provider_of(url: str, what: str, where: str) -> str:
         raise DeclarationError(f"{what}: credentials belong into headers, not into the URL", where)
     if parts.fragment or not url.isascii() or any(char <= " " for char in url):
         raise DeclarationError(f"{what}: the URL must be ASCII without spaces or a fragment", where)
-    return host
+    return host if port is None else f"{host}:{port}"
 
 
 def checked_headers(

@@ -91,6 +91,10 @@ class HttpSource(Generic[T]):
         self._cost_from = cost_from
         self._confidence_from = confidence_from
 
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        return tuple(path.text for path in self._url.paths)
+
     def __repr__(self) -> str:
         return f"HttpSource({self.name!r}, provider={self.provider!r})"
 

@@ -103,13 +103,17 @@ class PostgresSource(Generic[T]):
                     f"{what}: the query has no ${number} for {parameters[number - 1]!r}", where
                 )
         self.name = name
-        self.provider = provider or urlsplit(dsn).hostname or name
+        self.provider = provider or urlsplit(dsn).netloc.rpartition("@")[2] or name
         self.returns = returns
         self._key = PoolKey(dsn, pool_size, statement_cache)
         self._query = query
         self._parameters = tuple(Path(text, REQUEST, what, where) for text in parameters)
         self._revision = revision
         self._fields: Sequence[str] = getattr(returns, "__struct_encode_fields__", ())
+
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        return tuple(path.text for path in self._parameters)
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.name!r}, provider={self.provider!r})"

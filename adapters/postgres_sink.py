@@ -136,7 +136,7 @@ class PostgresSink:
         if not 1 <= pool_size <= 1_000:
             raise DeclarationError(f"{what}: pool_size must be within 1..1000", where)
         self.name = name
-        self.provider = provider or urlsplit(dsn).hostname or name
+        self.provider = provider or urlsplit(dsn).netloc.rpartition("@")[2] or name
         self.timeout_ms = timeout_ms
         self._statement = statement
         self._parameters = tuple(Path(text, CONTENT, what, where) for text in parameters)

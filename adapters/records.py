@@ -37,6 +37,10 @@ class RecordSource(Generic[T]):
         self.record_kind = kind
         self._id = Template(id, REQUEST, what, where)
 
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        return tuple(path.text for path in self._id.paths)
+
     def __repr__(self) -> str:
         return f"RecordSource({self.name!r}, kind={self.record_kind!r})"
 

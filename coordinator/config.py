@@ -48,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: int = 60
     max_evidence_bytes: int = 256 * 1024
     """Size of one evidence value, as JSON."""
+    max_outcome_bytes: int = 1024 * 1024
+    """Size of one outcome: terms, changes and payloads together, as JSON."""
     confirm_max_age_ms: int = 2_000
     """If the commit begins later than this after the fence, the fence is made again."""
     drain_s: int = 20

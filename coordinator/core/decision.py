@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
 from coordinator.core.effect import Sink
-from coordinator.core.evidence import Evidence, is_struct
+from coordinator.core.evidence import Addressed, Evidence, is_struct
 from coordinator.core.outcome import Outcome
 from coordinator.core.packet import Packet
 from coordinator.core.record import Record, RecordKind
@@ -108,13 +110,17 @@ def decision_type(
         raise wrong(f"request must be a msgspec.Struct, not {request!r}")
     if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(type(policy).__call__):
         raise wrong("policy must be a plain function; what needs I/O is evidence")
-    if not policy_version:
-        raise wrong("policy_version is empty")
+    try:
+        inspect.signature(policy).bind(None, None, None)
+    except TypeError as error:
+        raise wrong(f"policy must take (request, packet, record): {error}") from None
+    if not policy_version or type(policy_version) is not str:
+        raise wrong(f"policy_version is empty or no text: {policy_version!r}")
     if not 1 <= time_limit_ms <= 3_600_000:
         raise wrong("time_limit_ms must be within 1..3600000")
     if not 1 <= max_rounds <= 100:
         raise wrong("max_rounds must be within 1..100")
-    ordered = _in_dependency_order(evidence, wrong)
+    ordered = _in_dependency_order(evidence, request, wrong)
     if len({declared.reserves.currency for declared in evidence if declared.reserves}) > 1:
         raise wrong("its evidence reserves in more than one currency")
     sinks = _by_name(effects, wrong)
@@ -126,6 +132,8 @@ def decision_type(
 def _by_name(effects: Sequence[Sink], wrong: Callable[[str], DeclarationError]) -> dict[str, Sink]:
     sinks: dict[str, Sink] = {}
     for sink in effects:
+        if not hasattr(sink, "perform"):
+            raise wrong(f"{sink!r} in effects is not a sink")
         if not NAME.match(sink.name):
             raise wrong(f"effect {sink.name!r}: a name is 1..63 characters of a-z, 0-9 and -")
         if not 1 <= sink.timeout_ms <= MAX_SINK_TIMEOUT_MS:
@@ -137,7 +145,7 @@ def _by_name(effects: Sequence[Sink], wrong: Callable[[str], DeclarationError]) 
 
 
 def _in_dependency_order(
-    evidence: Sequence[Evidence[Any, Any]], wrong: Callable[[str], DeclarationError]
+    evidence: Sequence[Evidence[Any, Any]], request: type[Any], wrong: Callable[[str], DeclarationError]
 ) -> dict[str, Evidence[Any, Any]]:
     if len(evidence) > MAX_EVIDENCE:
         raise wrong(f"{len(evidence)} pieces of evidence; at most {MAX_EVIDENCE}")
@@ -152,7 +160,28 @@ def _in_dependency_order(
         known[declared.name] = declared
     for declared in evidence:
         _check_after(declared, known)
+        _check_asks_for(declared, request)
     return _topological(known)
+
+
+def _check_asks_for(declared: Evidence[Any, Any], request: type[Any]) -> None:
+    """What a source's address is made of has to be there: a field of the request, or evidence that comes before."""
+    if not isinstance(declared.source, Addressed):
+        return
+    fields = {field.name for field in msgspec.structs.fields(request)}
+    for path in declared.source.asks_for:
+        root, first, *_ = [*path.split("."), ""]
+        if root == "input" and first not in fields:
+            known = ", ".join(sorted(fields))
+            raise DeclarationError(
+                f"evidence {declared.name!r}: {{{path}}}: the request has no {first!r}, only {known}",
+                declared.where,
+            )
+        if root == "evidence" and first not in declared.after:
+            raise DeclarationError(
+                f"evidence {declared.name!r}: {{{path}}}: add after=[{first!r}], so that it is there",
+                declared.where,
+            )
 
 
 def _check_after(declared: Evidence[Any, Any], known: Mapping[str, Evidence[Any, Any]]) -> None:

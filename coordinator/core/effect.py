@@ -28,6 +28,8 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from coordinator.core.canonical import JsonValue
+from coordinator.core.where import declared_at
+from coordinator.errors import DeclarationError
 
 OperationState = Literal[
     "ready", "dispatching", "succeeded", "failed", "uncertain", "compensating", "compensated", "cancelled"
@@ -58,7 +60,9 @@ Guarantee: TypeAlias = Keyed | Lookup | Unguarded
 
 def keyed(*, hours: float, lookup_lag: timedelta | None = None) -> Keyed:
     if hours <= 0:
-        raise ValueError(f"a key is recognised for some time: hours must be positive, not {hours}")
+        raise DeclarationError(
+            f"a key is recognised for some time: hours must be positive, not {hours}", declared_at()
+        )
     lag = None if lookup_lag is None else int(lookup_lag.total_seconds() * 1000)
     return Keyed(int(hours * 3_600_000), lag)
 
@@ -260,6 +264,7 @@ def after_lookup(
     *,
     age_ms: int,
     committed_ms: int,
+    sends: int,
     lookups: int,
     timeout_ms: int,
     backoff_ms: int,
@@ -271,7 +276,10 @@ def after_lookup(
         case Accepted(reference):
             return Succeed(reference)
         case NotFound():
-            return _after_not_found(guarantee, age_ms, committed_ms, timeout_ms)
+            step = _after_not_found(guarantee, age_ms, committed_ms, timeout_ms)
+            if isinstance(step, Resend) and sends >= MAX_SENDS:
+                return Fail(f"{sends} attempts, and the provider has no effect under this key")
+            return step
         case Ambiguous(code, message) if lookups < MAX_LOOKUPS:
             return AskProvider(backoff_ms, f"{code}: {message}")
         case Ambiguous(code, message):

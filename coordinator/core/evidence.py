@@ -121,6 +121,14 @@ class LocalSource(Protocol[T_co]):
     def record_id(self, request: ReadRequest) -> str: ...
 
 
+@runtime_checkable
+class Addressed(Protocol):
+    """A source whose address is made of the request: ``asks_for`` are paths such as ``input.site``, checked when declared."""
+
+    @property
+    def asks_for(self) -> Sequence[str]: ...
+
+
 class Decisive:
     """Re-read just before commit; these fields must still be what the policy saw (no fields: the whole value)."""
 
@@ -135,8 +143,10 @@ class MaxAge:
     """May be at most this old at commit; an older reading is read again."""
 
     def __init__(self, age: timedelta) -> None:
-        if age < timedelta(milliseconds=1):
-            raise DeclarationError(f"MaxAge must be positive, at least 1 ms, not {age}", declared_at())
+        if type(age) is not timedelta or age < timedelta(milliseconds=1):
+            raise DeclarationError(
+                f"MaxAge must be positive, a timedelta of at least 1 ms, not {age!r}", declared_at()
+            )
         self.max_age_ms = int(age.total_seconds() * 1000)
 
     def as_json(self) -> dict[str, JsonValue]:
@@ -215,9 +225,10 @@ class Evidence(Generic[T, P]):
         self.where = declared_at()
         if deadline_ms is None:
             raise DeclarationError(f"evidence {name!r} has no deadline: add deadline_ms=...", self.where)
-        if not 1 <= deadline_ms <= MAX_DEADLINE_MS:
+        if type(deadline_ms) is not int or not 1 <= deadline_ms <= MAX_DEADLINE_MS:
             raise DeclarationError(
-                f"evidence {name!r}: deadline_ms must be within 1..{MAX_DEADLINE_MS}", self.where
+                f"evidence {name!r}: deadline_ms must be within 1..{MAX_DEADLINE_MS}",
+                self.where,
             )
         if not 1 <= attempts <= 10:
             raise DeclarationError(f"evidence {name!r}: attempts must be within 1..10", self.where)

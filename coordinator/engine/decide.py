@@ -7,7 +7,6 @@ record that was not read, terms that are not JSON), ends the decision as `failed
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from coordinator.core.record import Record
 from coordinator.core.saga import COMPENSATION_ORDINALS
 from coordinator.core.view import OutcomeView
 from coordinator.engine.run import Engine, Reading, Run
-from coordinator.logs import traceback_of
+from coordinator.logs import THEIR_FAULTS, description_of, line_of, traceback_of
 from coordinator.store.commit import NewOperation, NewVersion
 
 log = logging.getLogger(__name__)
@@ -82,14 +81,15 @@ def run_policy(
     """The policy's outcome; `PolicyFailed` if it raises or returns something else. Pure, as long as the policy is."""
     try:
         outcome = declared.policy(input, packet, record)
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"{type(error).__name__} in {where.name}, line {where.lineno}: {error}"
-        raise PolicyFailed("policy-raised", message) from error
+    except THEIR_FAULTS as error:
+        raise PolicyFailed("policy-raised", f"in {line_of(error)}: {description_of(error)}") from error
     if not isinstance(outcome, Commit | Decline | Review | NeedMore):
         raise PolicyFailed(
-            "policy-returned-junk", f"a policy returns Commit, Decline, Review or NeedMore, not {outcome!r}"
+            "policy-returned-junk",
+            f"a policy returns Commit, Decline, Review or NeedMore, not {outcome!r:.200}",
         )
+    if isinstance(outcome, Decline | Review) and not isinstance(outcome.reason, str):
+        raise PolicyFailed("policy-returned-junk", f"a reason is a text, not {outcome.reason!r:.200}")
     return outcome
 
 
@@ -119,6 +119,9 @@ def _committable(engine: Engine, run: Run, outcome: Commit, readings: Mapping[st
     try:
         whole = as_json(outcome)
         check(whole)
+        if (size := len(msgspec.json.encode(whole))) > engine.settings.max_outcome_bytes:
+            limit = engine.settings.max_outcome_bytes
+            raise PolicyFailed("outcome-too-large", f"the outcome has {size} bytes; at most {limit}")
         changes = tuple(
             NewVersion(
                 change.kind,
@@ -130,7 +133,7 @@ def _committable(engine: Engine, run: Run, outcome: Commit, readings: Mapping[st
         )
         operations = _operations(engine, run, outcome)
         view = OutcomeView(kind="commit", terms=as_json(outcome.terms))
-    except (InvalidJson, TypeError, msgspec.ValidationError) as error:
+    except (InvalidJson, TypeError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise PolicyFailed("outcome-not-json", f"the outcome is not JSON: {error}") from error
     if len({(change.kind, change.id) for change in changes}) != len(changes):
         raise PolicyFailed("record-changed-twice", "the outcome changes one record twice")
@@ -177,14 +180,13 @@ def _operations(engine: Engine, run: Run, outcome: Commit) -> tuple[NewOperation
 
 
 def _after(earlier: Sequence[Effect], effect: Effect) -> tuple[int, ...]:
-    ordinals = {other.sink: ordinal for ordinal, other in enumerate(earlier)}
+    """The ordinals of all effects before it that have one of those names."""
+    names = {other.sink for other in earlier}
     for name in effect.after:
-        if name not in ordinals:
-            raise PolicyFailed(
-                "unknown-effect",
-                f"effect {effect.sink!r} comes after {name!r}, which is not listed before it",
-            )
-    return tuple(sorted(ordinals[name] for name in effect.after))
+        if name not in names:
+            detail = f"effect {effect.sink!r} comes after {name!r}, which is not listed before it"
+            raise PolicyFailed("unknown-effect", detail)
+    return tuple(ordinal for ordinal, other in enumerate(earlier) if other.sink in effect.after)
 
 
 def _operation(engine: Engine, run: Run, effect: Effect, ordinal: int) -> NewOperation:

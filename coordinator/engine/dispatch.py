@@ -44,7 +44,7 @@ from coordinator.engine.run import Engine
 from coordinator.engine.slots import Provider
 from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.failpoints import failpoint
-from coordinator.logs import traceback_of
+from coordinator.logs import THEIR_FAULTS, description_of, traceback_of
 from coordinator.store.lease import ClaimedOperation
 from coordinator.store.settle import Settlement
 
@@ -125,9 +125,9 @@ async def _perform(provider: Provider, sink: Sink, operation: Operation) -> Send
             said = await sink.perform(operation)
             await failpoint("dispatch.sent")
             result = _well_formed(said, SEND_RESULTS)
-    except Exception as error:  # noqa: BLE001 - the boundary to adapters: it may have raised after sending; logged
+    except THEIR_FAULTS as error:  # the boundary to adapters: it may have raised after sending; logged
         log.error("sink %s raised: %s", sink.name, traceback_of(error))
-        result = Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
+        result = Ambiguous("sink-raised", description_of(error))
     except BaseException:
         provider.breaker.dropped()
         raise
@@ -159,6 +159,7 @@ async def _ask(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperati
         result,
         age_ms=claimed.last_sent_age_ms or 0,
         committed_ms=claimed.age_ms,
+        sends=MAX_SENDS if claimed.decision_sends >= MAX_SENDS_PER_DECISION else claimed.sends,
         lookups=claimed.lookups + 1,
         timeout_ms=sink.timeout_ms,
         backoff_ms=_backoff_ms(claimed.lookups + 1),
@@ -175,9 +176,9 @@ async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupRes
                 found = await sink.lookup(operation)
                 await failpoint("ask.sent")
                 return _well_formed(found, LOOKUP_RESULTS)
-            except Exception as error:  # noqa: BLE001 - the boundary to adapters; logged
+            except THEIR_FAULTS as error:  # the boundary to adapters; logged
                 log.error("sink %s raised in lookup: %s", sink.name, traceback_of(error))
-                return Ambiguous("sink-raised", clean_text(f"{type(error).__name__}: {error}"))
+                return Ambiguous("sink-raised", description_of(error))
         return Ambiguous("timed-out", f"no answer to the lookup within {sink.timeout_ms} ms")
 
 

@@ -71,7 +71,14 @@ def _found(
         value: JsonValue = msgspec.to_builtins(found.value, str_keys=True)
         check(value)
         msgspec.convert(value, declared.source.returns)
-    except (InvalidJson, msgspec.ValidationError, TypeError) as error:
+    except (
+        InvalidJson,
+        msgspec.ValidationError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         return no_answer(
             declared, "failed", began, attempts, ItemError("malformed-value", clean_text(str(error)))
         )

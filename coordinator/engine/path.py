@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import anyio
 import msgspec
@@ -36,12 +36,22 @@ from coordinator.store.commit import Committed, Moved, NotAllowed, OutOfDate, Re
 from coordinator.store.records import Locked
 
 
+class OutOfTime(Exception):
+    """The time limit is over. Cancellation says so only to what awaits; a policy that computes, for one, does not."""
+
+
+def check_time(run: Run) -> None:
+    if time.monotonic() >= run.ends_at:
+        raise OutOfTime
+
+
 async def walk(engine: Engine, run: Run) -> Committed | Superseded:
     """Bring the decision to rest."""
     with anyio.CancelScope() as on_request, anyio.move_on_after(run.ends_at - time.monotonic()):
         run.cancel = on_request.cancel
         if not run.cancelled:
-            return await _rounds(engine, run)
+            with suppress(OutOfTime):
+                return await _rounds(engine, run)
     if run.cancelled or on_request.cancel_called:
         rest = rest_without_commit(
             "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
@@ -62,6 +72,7 @@ async def _rounds(engine: Engine, run: Run) -> Committed | Superseded:
         readings |= await gather(engine, run, wanted, readings)
         packet = freeze(run, readings)
         await failpoint("gather.after")
+        check_time(run)
         concluded = conclude(engine, run, packet, readings)
         await failpoint("decide.after")
         if isinstance(concluded, NeedMore):
@@ -77,6 +88,7 @@ async def _apply(
     engine: Engine, run: Run, packet: Packet, readings: Readings, concluded: Decided | Rest
 ) -> Committed | Superseded | Iterable[str]:
     """Fence and commit what was concluded; or bring ``readings`` up to date and say what to gather again."""
+    check_time(run)
     if isinstance(concluded, Rest):
         return await _rest(engine, run, concluded)
     fenced = await fence(engine, run, readings)
@@ -143,6 +155,7 @@ async def _commit_in_chain(
             conclusion = conclude(engine, run, packet, readings)
         while not isinstance(conclusion, NeedMore):
             rest = _as_rest(engine, run, packet, readings, conclusion, fenced)
+            check_time(run)
             generation, proposed = chain.generation, propose(engine, run, rest)
             chain.latest = _made(rest.decided, key) or chain.latest
             result = await settled(engine, run, proposed)

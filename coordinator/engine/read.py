@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -36,11 +35,11 @@ from coordinator.core.evidence import (
 )
 from coordinator.engine.items import no_answer, reading_of, record_reading
 from coordinator.engine.run import Engine, Reading, Run
-from coordinator.logs import traceback_of
+from coordinator.logs import THEIR_FAULTS, description_of, traceback_of
 from coordinator.store.records import Locked, read_records
 
 log = logging.getLogger(__name__)
-FIRST_PAUSE_S = 0.05
+_JITTER = tenacity.wait_random_exponential(multiplier=0.05, max=5)
 GRACE_S = 1.0
 """A source's own limit comes this much later than our deadline, so that running out of time is one thing: `timed_out`."""
 
@@ -99,8 +98,8 @@ async def _call(engine: Engine, source: Source[Any], request: ReadRequest) -> An
             return Failed(
                 "source-raised", "CancelledError: something inside the source was cancelled, not the reading"
             )
-        except Exception as error:  # noqa: BLE001 - the boundary to adapters; recorded as a typed failure
-            return Failed("source-raised", clean_text(f"{type(error).__name__}: {error}"))
+        except THEIR_FAULTS as error:  # the boundary to adapters; recorded as a typed failure
+            return Failed("source-raised", description_of(error))
 
 
 def _is_being_cancelled() -> bool:
@@ -146,20 +145,31 @@ class _Attempts:
         answer = await self._once(call)
         if self.limit == 1 or not _worth_repeating(answer):
             return answer
-        asked_for = (answer.retry_after_ms or 0) / 1000 if isinstance(answer, Failed) else 0.0
-        await anyio.sleep(asked_for or random.uniform(0, FIRST_PAUSE_S))
-        again = tenacity.AsyncRetrying(
+        known = [answer]
+
+        async def attempt() -> Answer[Any]:
+            return known.pop() if known else await self._once(call)
+
+        repeated = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_result(_worth_repeating),
-            stop=tenacity.stop_after_attempt(self.limit - 1),
-            wait=tenacity.wait_random_exponential(multiplier=2 * FIRST_PAUSE_S, max=5),
+            stop=tenacity.stop_after_attempt(self.limit),
+            wait=_pause,
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else answer,
         )
-        last: Answer[Any] = await again(self._once, call)
+        last: Answer[Any] = await repeated(attempt)
         return last
 
     async def _once(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any]:
         self.count += 1
         return await call()
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    """What the provider asked for, else exponential with full jitter; in seconds."""
+    answer = state.outcome.result() if state.outcome else None
+    if isinstance(answer, Failed) and answer.retry_after_ms:
+        return answer.retry_after_ms / 1000
+    return _JITTER(state)
 
 
 def _worth_repeating(answer: Answer[Any]) -> bool:
@@ -180,7 +190,7 @@ class _Cleanups(list[Callable[[], Awaitable[None]]]):
             for cleanup in reversed(self):
                 try:
                     await cleanup()
-                except Exception as error:  # noqa: BLE001 - the boundary to adapters; logged
+                except THEIR_FAULTS as error:  # the boundary to adapters; logged
                     log.error("a clean-up of evidence %s failed: %s", self._name, traceback_of(error))
         if scope.cancelled_caught:
             log.error(

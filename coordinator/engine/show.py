@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -21,6 +22,8 @@ from coordinator.core.view import (
 )
 from coordinator.store.reading import DecisionRow, OperationRow
 
+log = logging.getLogger(__name__)
+
 
 class PendingView(DecisionView, kw_only=True):
     """A decision that does not rest yet. ``queue_position`` is 0 once it runs."""
@@ -32,7 +35,13 @@ class PendingView(DecisionView, kw_only=True):
 def shown(coordinator: Coordinator, row: DecisionRow, operations: Sequence[OperationRow]) -> bytes:
     """The decision as JSON."""
     stored = row.view or row.answer
-    view = decode_view(stored) if stored is not None else unfinished(coordinator, row)
+    try:
+        view = decode_view(stored) if stored is not None else unfinished(coordinator, row)
+    except msgspec.ValidationError:
+        log.exception(
+            "decision %s is not shown with its operations: what is stored does not fit this version", row.id
+        )
+        return stored or b"{}"
     view.status = row.status
     view.operations = [
         OperationView(id=str(op.id), effect=op.effect, state=op.state, receipt=op.receipt)

@@ -96,6 +96,7 @@ def looked_up(guarantee: Guarantee, result: LookupResult, **changed: Any) -> Ste
     known = {
         "age_ms": 10 * LAG,
         "committed_ms": 0,
+        "sends": 1,
         "lookups": 1,
         "timeout_ms": TIMEOUT,
         "backoff_ms": BACKOFF,
@@ -216,6 +217,11 @@ def test_not_found_is_proof_only_after_the_longest_request_and_the_lag(guarantee
     assert isinstance(looked_up(guarantee, NotFound(), age_ms=TIMEOUT + LAG), Resend)
 
 
+def test_a_send_that_never_arrives_fails_after_so_many_attempts_though_it_could_be_asked_about() -> None:
+    assert isinstance(looked_up(Lookup(LAG), NotFound(), sends=MAX_SENDS - 1), Resend)
+    assert isinstance(looked_up(Lookup(LAG), NotFound(), sends=MAX_SENDS), Fail)
+
+
 def test_not_found_is_no_proof_once_the_provider_may_have_forgotten_the_key() -> None:
     keyed_and_askable = Keyed(WINDOW, LAG)
     assert isinstance(looked_up(keyed_and_askable, NotFound(), committed_ms=WINDOW - 1), Resend)
@@ -232,6 +238,7 @@ def test_not_found_never_fails_and_is_asked_again_exactly_when_it_can_be_proof(
         NotFound(),
         age_ms=age_ms,
         committed_ms=0,
+        sends=1,
         lookups=lookups,
         timeout_ms=timeout_ms,
         backoff_ms=backoff_ms,
