@@ -333,3 +333,24 @@ def test_any_edge_against_the_order_is_found_as_a_cycle(
     assert names[0] == again
     for name, before in zip(names, [*names[1:], again], strict=True):
         assert before in by_name[name].after
+
+
+class AddressedSource(FixedSource[Capacity]):
+    """Its address is made of these."""
+
+    def __init__(self, *asks_for: str) -> None:
+        super().__init__(Capacity)
+        self.asks_for = asks_for
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("input.nope", "the request has no 'nope'"), ("evidence.other.crew", "add after=['other']")],
+)
+def test_an_address_made_of_what_is_not_there_is_refused(path: str, says: str) -> None:
+    addressed = Evidence("one", AddressedSource(path), deadline_ms=1)
+    assert says in mistake(lambda: declare(evidence=[addressed]), line_of(addressed))
+
+
+def test_a_policy_of_another_arity_is_refused() -> None:
+    assert "must take (request, packet, record)" in mistake(lambda: declare(policy=lambda request: None))
