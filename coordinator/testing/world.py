@@ -187,8 +187,11 @@ async def until(condition: Callable[[], Any], *, seconds: float = 30) -> Any:
 
 
 @asynccontextmanager
-async def own_world(database_url: str, log: Path | None = None) -> AsyncIterator[World]:
-    """A world on the caller's database, migrated, in a tenant of its own: a provider and two server processes."""
+async def own_world(
+    database_url: str, log: Path | None = None, *, served_through: str | None = None
+) -> AsyncIterator[World]:
+    """A world on the caller's database, migrated, in a tenant of its own: a provider and two server processes, which reach the
+    database through another URL (a pooler) if one is given."""
     await migrate(database_url)
     tenant, key = await _new_tenant(database_url)
     async with AsyncExitStack() as stack:
@@ -199,7 +202,8 @@ async def own_world(database_url: str, log: Path | None = None) -> AsyncIterator
         providers = await stack.enter_async_context(Providers(Path(folder), log=log))
 
         def start(failpoints: str) -> ServerProcess:
-            return ServerProcess(database_url, providers.url, failpoints=failpoints, log=log)
+            url = served_through or database_url
+            return ServerProcess(url, providers.url, failpoints=failpoints, log=log)
 
         servers = [await stack.enter_async_context(start("")) for _ in range(2)]
         urls = [server.url for server in servers]
