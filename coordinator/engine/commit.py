@@ -117,6 +117,8 @@ async def _read_back(engine: Engine, run: Run) -> Result | None:
             async with engine.boundary.database.transaction(run.tenant) as connection:
                 row = await reading.decision(connection, run.tenant, run.id)
         except (CommitUnknown, Overloaded):
+            if engine.stopping():
+                raise
             continue
         if row is not None and row.answer is not None and row.answer_status is not None:
             if row.fencing_token == run.token:

@@ -234,6 +234,8 @@ async def _settle(
             await engine.boundary.settle.submit(tenant, settlement)
             await failpoint("settle.after")
         except (CommitUnknown, Overloaded):
+            if engine.stopping():
+                raise
             log.warning("operation %s could not be settled yet", claimed.id)
             await anyio.sleep(SETTLE_PAUSE_S)
             continue

@@ -48,6 +48,7 @@ class Holdings:
         self.coordinator = coordinator
         self.settings = settings
         self.draining = False
+        self._drain_until = 0.0
         self.slots = ClassSlots(settings.classes, settings.max_running)
         self.runs: dict[UUID, Run] = {}
         self.answers: dict[UUID, Answer] = {}
@@ -66,6 +67,7 @@ class Holdings:
             new_id=uuid7,
             render_refusal=render_refusal,
             wake_in=self._wake_in,
+            stopping=lambda: self.draining,
             still_holds=self._still_holds,
         )
 
@@ -222,10 +224,16 @@ class Holdings:
             )
         )
 
+    def stop_taking(self) -> None:
+        """From now on nothing new is taken on; what runs has until the limit to end."""
+        if not self.draining:
+            self.draining = True
+            self._drain_until = time.monotonic() + self.settings.drain_s
+
     async def drain(self) -> None:
         """Take nothing new; wait for what runs, up to the limit; let go of the rest, for others to take over."""
-        self.draining = True
-        with anyio.move_on_after(self.settings.drain_s):
+        self.stop_taking()
+        with anyio.move_on_after(self._drain_until - time.monotonic()):
             while not self.idle:
                 self._idle.clear()
                 await self._idle.wait()

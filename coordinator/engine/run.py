@@ -139,5 +139,7 @@ class Engine:
     render_refusal: Refusal
     wake_in: Callable[[float], None]
     """Look for due work again after so many seconds."""
+    stopping: Callable[[], bool]
+    """Whether this process drains: then it does not wait for a database that is away, but leaves what it holds to its lease."""
     still_holds: Callable[[UUID, int], bool]
     """Whether this process's lease of an operation, under this token, is certainly still good."""

@@ -86,7 +86,7 @@ class Service:
 
     def stop_taking(self) -> None:
         """From now on new requests are refused with `Draining`; what runs goes on."""
-        self._holdings.draining = True
+        self._holdings.stop_taking()
 
     # Deciding ---------------------------------------------------------------------------------------------------------------
 
