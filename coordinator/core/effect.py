@@ -34,7 +34,6 @@ from coordinator.errors import DeclarationError
 OperationState = Literal[
     "ready", "dispatching", "succeeded", "failed", "uncertain", "compensating", "compensated", "cancelled"
 ]
-TERMINAL: frozenset[OperationState] = frozenset({"succeeded", "failed", "compensated", "cancelled"})
 
 
 class Keyed(msgspec.Struct, frozen=True, tag="keyed", tag_field="kind"):

@@ -8,7 +8,7 @@ source's own objects: a replay from the stored bytes sees the very same values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 import msgspec
 
@@ -36,9 +36,6 @@ class Missing(msgspec.Struct, frozen=True):
 
     def or_else(self, default: D) -> D:
         return default
-
-
-Maybe: TypeAlias = Present[T] | Missing
 
 
 class MissingEvidence(LookupError):

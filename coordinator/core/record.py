@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -13,13 +13,6 @@ from coordinator.core.where import declared_at
 from coordinator.errors import DeclarationError
 
 D = TypeVar("D")
-
-
-class RecordKey(NamedTuple):
-    """Orders records the way they are locked: everywhere in this order, so that no two transactions wait for each other."""
-
-    kind: str
-    id: str
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -48,7 +48,6 @@ class Run:
     token: int
     type: DecisionType[Any, Any]
     request: DecisionRequest
-    body: JsonValue
     input: object
     traceparent: str
     created_at: datetime

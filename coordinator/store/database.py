@@ -116,15 +116,6 @@ class Database:
                     return await work(connection)
         raise AssertionError("tenacity ends with a result or raises")
 
-    async def reachable(self) -> bool:
-        """Whether a trivial query answers within a second."""
-        try:
-            async with asyncio.timeout(1):
-                await self.pool.fetchval("SELECT 1")
-        except UNREACHABLE:
-            return False
-        return True
-
 
 async def completed(work: Coroutine[Any, Any, T]) -> T:
     """Await ``work`` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.core.record import Change, Record, RecordKey, RecordKind
+from coordinator.core.record import Change, Record, RecordKind
 
 
 class Stock(msgspec.Struct, frozen=True):
@@ -57,8 +57,3 @@ def test_old_data_that_no_longer_fits_its_kind_is_refused_not_guessed() -> None:
 
 def test_a_record_becomes_a_change_of_itself() -> None:
     assert Record("stock", "s-1", 8, Stock(3)).becomes(Stock(2)) == Change("stock", "s-1", Stock(2))
-
-
-def test_records_are_locked_by_kind_then_id() -> None:
-    keys = [RecordKey("b", "1"), RecordKey("a", "2"), RecordKey("a", "10")]
-    assert sorted(keys) == [RecordKey("a", "10"), RecordKey("a", "2"), RecordKey("b", "1")]

@@ -48,4 +48,3 @@ async def test_a_commit_under_way_is_not_undone_by_a_cancellation(
     await asyncio.wait([caller])
     assert caller.cancelled() == (how == "task")
     assert await root.fetchval("SELECT count(*) FROM records WHERE tenant_id = $1", tenant) == 1
-    assert await database.reachable()
