@@ -210,8 +210,18 @@ DO $$
 DECLARE
     owned text;
 BEGIN
-    FOREACH owned IN ARRAY ARRAY['tenants', 'keys', 'records', 'record_versions', 'decisions', 'operations', 'provider_events', 'retry_minutes', 'logs',
-                               'receipts']
+    FOREACH owned IN ARRAY ARRAY[
+        'tenants',
+        'keys',
+        'records',
+        'record_versions',
+        'decisions',
+        'operations',
+        'provider_events',
+        'retry_minutes',
+        'logs',
+        'receipts'
+    ]
     LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', owned);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', owned);
