@@ -40,8 +40,8 @@ from coordinator.core.effect import (
     next_step,
 )
 from coordinator.core.evidence import clean_text
+from coordinator.engine.pools import Provider
 from coordinator.engine.run import Engine
-from coordinator.engine.slots import Provider
 from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.failpoints import failpoint
 from coordinator.logs import THEIR_FAULTS, description_of, traceback_of

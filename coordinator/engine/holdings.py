@@ -25,9 +25,10 @@ from coordinator.engine.admit import resume
 from coordinator.engine.commit import commit, rest_without_commit
 from coordinator.engine.dispatch import dispatch
 from coordinator.engine.path import walk
+from coordinator.engine.pools import Providers
 from coordinator.engine.recover import Held, renew_leases, sweep
 from coordinator.engine.run import Engine, Refusal, Run
-from coordinator.engine.slots import Chains, ClassSlots, Providers, Ticket
+from coordinator.engine.slots import Chains, ClassSlots, Ticket
 from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
 from coordinator.store import lease
 from coordinator.store.boundary import Boundary

@@ -20,7 +20,8 @@ from coordinator.core.evidence import Item
 from coordinator.core.fence import Check
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
-from coordinator.engine.slots import Chains, Providers
+from coordinator.engine.pools import Providers
+from coordinator.engine.slots import Chains
 from coordinator.errors import RequestRefused
 from coordinator.store.boundary import Boundary
 from coordinator.store.records import Key, Locked

@@ -25,9 +25,10 @@ from coordinator.engine.admit import admit, check_request, resume
 from coordinator.engine.commit import commit, rest_without_commit
 from coordinator.engine.holdings import Answer, Holdings
 from coordinator.engine.operations import Operations
+from coordinator.engine.pools import Provider
 from coordinator.engine.run import Refusal, Run
 from coordinator.engine.show import pending, shown, unfinished
-from coordinator.engine.slots import Provider, Ticket
+from coordinator.engine.slots import Ticket
 from coordinator.errors import (
     CommitUnknown,
     DecisionInFlight,

@@ -1,8 +1,7 @@
-"""Slots: how many decisions run at once, shared between classes, and how many calls go to one provider at once.
+"""Slots: how many decisions run at once, shared between classes.
 
-Both are claimed and released in pairs by context managers, so that every way out of a block, cancellation included, gives the
-slot back. The number of waiters is bounded per class: beyond it a request is refused at once, with an estimate of when to come
-back.
+They are claimed and released in pairs, on every way out of a block, cancellation included. The number of waiters is bounded per
+class: beyond it a request is refused at once, with an estimate of when to come back.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from coordinator import telemetry
-from coordinator.core.breaker import Breaker
 from coordinator.core.fairness import ClassLimits, ClassShares
 from coordinator.errors import MalformedRequest, QueueFull
 from coordinator.store.records import Locked
@@ -91,45 +89,6 @@ class ClassSlots:
     def _measure(self, class_: str) -> None:
         telemetry.RUNNING.labels(class_).set(self.shares.running[class_])
         telemetry.QUEUED.labels(class_).set(len(self.waiting[class_]))
-
-
-class Provider:
-    """The calls of this process to one provider: how many at once, how many wait, and whether it answers at all."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.busy = 0
-        self.waiting = 0
-        self.breaker = Breaker()
-        self._slots = asyncio.Semaphore(total)
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        self.waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self.waiting -= 1
-        self.busy += 1
-        try:
-            yield
-        finally:
-            self.busy -= 1
-            self._slots.release()
-
-
-class Providers:
-    """All providers of one process, by name."""
-
-    def __init__(self, per_provider: int) -> None:
-        self._per_provider = per_provider
-        self.by_name: dict[str, Provider] = {}
-
-    def of(self, name: str) -> Provider:
-        provider = self.by_name.get(name)
-        if provider is None:
-            provider = self.by_name[name] = Provider(self._per_provider)
-        return provider
 
 
 class Chain:
