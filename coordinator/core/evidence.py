@@ -61,19 +61,22 @@ class Found(msgspec.Struct, Generic[T], frozen=True):
 
 class Absent(msgspec.Struct, frozen=True):
     revision: str | None = None
+    cost: Money | None = None
 
 
 class Unchanged(msgspec.Struct, frozen=True):
-    pass
+    cost: Money | None = None
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """``code`` is stable and kebab-case; ``retry_after_ms`` is what the provider asked for, if it did."""
+    """``code`` is stable and kebab-case; ``retry_after_ms`` is what the provider asked for, if it did. A provider may bill for
+    a failure as well: ``cost``."""
 
     code: str
     message: str
     retryable: bool = False
     retry_after_ms: int | None = None
+    cost: Money | None = None
 
 
 Answer: TypeAlias = "Found[T] | Absent | Unchanged | Failed"

@@ -178,7 +178,7 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
             )
             for op in decided.operations
         ],
-        budget=_budget(run, rest.packet),
+        budget=_budget(run),
         timeline=[*run.stages, run.stage_now("commit", commit_ms)],
         trace_id=telemetry.trace_id(run.traceparent),
         created_at=timestamp(run.created_at),
@@ -190,19 +190,16 @@ def _born(op: NewOperation) -> str:
     return "ready" if op.after else "dispatching"
 
 
-def _budget(run: Run, packet: Packet | None) -> BudgetView:
-    """A reading that was begun and did not say what it cost may still be billed: its reservation is uncertain."""
-    items = packet.items if packet else ()
+def _budget(run: Run) -> BudgetView:
+    """A call that was begun and did not say what it cost may still be billed: its reservation is uncertain."""
     silent = [
-        reserved
-        for item in items
-        if item.cost is None
-        and item.attempts
-        and (reserved := run.type.evidence[item.name].reserves) is not None
+        declared.reserves
+        for name, declared in run.type.evidence.items()
+        if name in run.silent and declared.reserves is not None
     ]
     return BudgetView(
         reserved=total(run.type.reserves),
-        settled=total([item.cost for item in items if item.cost is not None]),
+        settled=total([cost for costs in run.spent.values() for cost in costs]),
         uncertain=total(silent),
     )
 

@@ -38,18 +38,16 @@ def reading_of(
     then: Item | None,
 ) -> Reading:
     match answer:
-        case Found(cost=Money(currency=currency)) if (
-            run.type.reserves and currency != run.type.reserves[0].currency
-        ):
+        case Found() | Absent() | Failed() | Unchanged() if not _in_currency(run, answer.cost):
             error = ItemError(
-                "wrong-currency",
-                f"the cost is in {currency}; this decision type reserves in another currency",
+                "wrong-currency", "the cost is in another currency than this decision type reserves"
             )
             return no_answer(declared, "failed", began, attempts, error)
         case Found():
             return _found(engine, declared, answer, began, attempts)
-        case Absent(revision):
-            return no_answer(declared, "absent", began, attempts, revision=revision and clean_text(revision))
+        case Absent(revision, cost):
+            revision = revision and clean_text(revision)
+            return no_answer(declared, "absent", began, attempts, revision=revision, cost=cost)
         case Unchanged() if then is not None:
             return Reading(then, began)
         case Unchanged():
@@ -59,9 +57,12 @@ def reading_of(
             )
             return no_answer(declared, "failed", began, attempts, error)
         case Failed(code, message):
-            return no_answer(
-                declared, "failed", began, attempts, ItemError(clean_text(code), clean_text(message))
-            )
+            error = ItemError(clean_text(code), clean_text(message))
+            return no_answer(declared, "failed", began, attempts, error, cost=answer.cost)
+
+
+def _in_currency(run: Run, cost: Money | None) -> bool:
+    return cost is None or not run.type.reserves or cost.currency == run.type.reserves[0].currency
 
 
 def _found(
@@ -108,8 +109,10 @@ def no_answer(
     attempts: int,
     error: ItemError | None = None,
     revision: str | None = None,
+    cost: Money | None = None,
 ) -> Reading:
-    return Reading(_item(declared, state, began, attempts, error=error, revision=revision), began)
+    item = _item(declared, state, began, attempts, error=error, revision=revision, cost=cost)
+    return Reading(item, began)
 
 
 def _item(declared: Evidence[Any, Any], state: State, began: float, attempts: int, **known: Any) -> Item:

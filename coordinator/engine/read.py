@@ -80,7 +80,7 @@ async def read(
             try:
                 if declared.local is not None:
                     return await _read_record(engine, run, declared, declared.local, request, began)
-                answer = await attempts.run(partial(_call, engine, declared.remote, request))
+                answer = await attempts.run(partial(_call, engine, run, declared, request))
                 return reading_of(engine, run, declared, answer, began, attempts.count, then)
             except anyio.get_cancelled_exc_class():
                 await cleanups.run()
@@ -88,18 +88,29 @@ async def read(
         return no_answer(declared, "timed_out", began, attempts.count)
 
 
-async def _call(engine: Engine, source: Source[Any], request: ReadRequest) -> Answer[Any]:
-    async with engine.providers.of(source.provider).slot():
+async def _call(engine: Engine, run: Run, declared: Evidence[Any, Any], request: ReadRequest) -> Answer[Any]:
+    """One call, inside its provider's slot. Whatever ends it, the run knows what it cost, or that this is not known."""
+    async with engine.providers.of(declared.remote.provider).slot():
+        answer: Answer[Any] | None = None
         try:
-            return _well_formed(await source.read(request))
-        except asyncio.CancelledError:
-            if _is_being_cancelled():
-                raise
-            return Failed(
-                "source-raised", "CancelledError: something inside the source was cancelled, not the reading"
-            )
-        except THEIR_FAULTS as error:  # the boundary to adapters; recorded as a typed failure
-            return Failed("source-raised", description_of(error))
+            answer = await _answer(declared.remote, request)
+            return answer
+        finally:
+            run.bill(declared.name, answer.cost if answer else None)
+
+
+async def _answer(source: Source[Any], request: ReadRequest) -> Answer[Any]:
+    """What the source said, or a typed failure where it raised or said something that is no answer."""
+    try:
+        return _well_formed(await source.read(request))
+    except asyncio.CancelledError:
+        if _is_being_cancelled():
+            raise
+        return Failed(
+            "source-raised", "CancelledError: something inside the source was cancelled, not the reading"
+        )
+    except THEIR_FAULTS as error:  # the boundary to adapters; recorded as a typed failure
+        return Failed("source-raised", description_of(error))
 
 
 def _is_being_cancelled() -> bool:
@@ -122,12 +133,12 @@ def _well_formed(answer: object) -> Answer[Any]:
                     or not all(map(math.isfinite, interval or ()))
                 ):
                     return Failed("malformed-value", "age_ms, confidence or interval is out of range")
-            case Absent() | Failed():
+            case Absent() | Failed() | Unchanged():
                 msgspec.convert(msgspec.to_builtins(answer), type(answer))
-            case Unchanged():
-                pass
             case _:
                 return Failed("malformed-answer", clean_text(f"not an answer of a source: {answer!r}"))
+        if answer.cost is not None and answer.cost.amount_minor < 0:
+            return Failed("malformed-answer", "the cost is negative")
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         code = "malformed-value" if isinstance(answer, Found) else "malformed-answer"
         return Failed(code, clean_text(str(error)))

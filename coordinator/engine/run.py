@@ -18,6 +18,7 @@ from coordinator.core.canonical import JsonValue
 from coordinator.core.decision import DecisionType
 from coordinator.core.evidence import Item
 from coordinator.core.fence import Check
+from coordinator.core.money import Money
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
 from coordinator.engine.pools import Providers
@@ -58,6 +59,10 @@ class Run:
     rendered_at: float = 0.0
     """When the commit was rendered: the leases of its operations began after that."""
     stages: list[Stage] = field(default_factory=list)
+    spent: dict[str, list[Money]] = field(default_factory=dict)
+    """What the calls of each evidence's source reported they cost: in every round, by the gather and by the fence."""
+    silent: set[str] = field(default_factory=set)
+    """Evidence of which a call was begun that did not report its cost, or has not yet: it may still be billed."""
     moves: list[Check] = field(default_factory=list)
     """The checks that did not hold in earlier rounds."""
     cancelled: bool = False
@@ -71,6 +76,19 @@ class Run:
     @property
     def record_data(self) -> JsonValue:
         return None if self.record.data is None else msgspec.json.decode(self.record.data)
+
+    @property
+    def currency(self) -> str | None:
+        """What this decision is paid in: as its type reserves, else as the caller's ceiling says, else as the first bill."""
+        known = (*self.type.reserves, self.request.ceiling, *(costs[0] for costs in self.spent.values()))
+        return next((amount.currency for amount in known if amount is not None), None)
+
+    def bill(self, name: str, cost: Money | None) -> None:
+        """Take down what one call cost. None: it did not say; and what it says in a currency that is not ours is no answer."""
+        if cost is None or cost.currency != (self.currency or cost.currency):
+            self.silent.add(name)
+        else:
+            self.spent.setdefault(name, []).append(cost)
 
     @property
     def out_of_rounds(self) -> bool:
