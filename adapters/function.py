@@ -142,6 +142,7 @@ class FunctionSource(Generic[T]):
             found.cost,
             found.confidence,
             found.interval,
+            found.units,
         )
 
 

@@ -54,8 +54,9 @@ class HttpSource(Generic[T]):
     """A source behind a URL template (see `adapters.template`).
 
     ``headers`` are sent as they are and shown nowhere. ``max_bytes`` bounds the decompressed body. ``allow_redirects`` follows
-    up to 5, within the same origin only, so that no header reaches another host. ``cost_from`` and ``confidence_from`` read from
-    the value what the reading cost and how sure the provider is. Raises `DeclarationError`.
+    up to 5, within the same origin only, so that no header reaches another host. ``cost_from``, ``confidence_from`` and
+    ``units_from`` read from the value what the reading cost, how sure the provider is, and how many units of its limit per
+    minute it counted. Raises `DeclarationError`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class HttpSource(Generic[T]):
         allow_redirects: bool = False,
         cost_from: Callable[[T], Money | None] | None = None,
         confidence_from: Callable[[T], float | None] | None = None,
+        units_from: Callable[[T], int | None] | None = None,
     ) -> None:
         where, what = declared_at(), f"source {name!r}"
         host = provider_of(url, what, where)
@@ -90,6 +92,7 @@ class HttpSource(Generic[T]):
         self._redirects = MAX_REDIRECTS if allow_redirects else 0
         self._cost_from = cost_from
         self._confidence_from = confidence_from
+        self._units_from = units_from
 
     @property
     def asks_for(self) -> tuple[str, ...]:
@@ -181,16 +184,17 @@ class HttpSource(Generic[T]):
         return self._with_extras(value, revision, _age_ms(response.headers.get("Age", "")))
 
     def _with_extras(self, value: T, revision: str, age_ms: int) -> Found[T] | Failed:
-        if self._cost_from is None and self._confidence_from is None:
+        if self._cost_from is None and self._confidence_from is None and self._units_from is None:
             return Found(value, revision, age_ms)
         try:
             cost = self._cost_from(value) if self._cost_from else None
             confidence = self._confidence_from(value) if self._confidence_from else None
+            units = self._units_from(value) if self._units_from else None
         except Exception as error:  # noqa: BLE001 - the declarer's own code; what it raised is the answer
             return Failed("source-raised", clean_text(f"{type(error).__name__}: {error}"))
         if confidence is not None and not 0 <= confidence <= 1:
             return Failed("malformed-response", "the confidence is not within 0..1")
-        return Found(value, revision, age_ms, cost, confidence)
+        return Found(value, revision, age_ms, cost, confidence, units=units)
 
 
 def _target(url: URL, location: str) -> URL | None:

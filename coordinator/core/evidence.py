@@ -44,12 +44,15 @@ P = TypeVar("P")
 
 State = Literal["found", "absent", "failed", "timed_out", "cancelled", "skipped"]
 MAX_DEADLINE_MS = 3_600_000
+MAX_UNITS = 1_000_000_000_000
+"""Of anything counted per minute: exact in JSON, and in sums of a minute."""
 UNIONS = (UnionType, Union)  # of generic structs, ``A[int] | B`` is the latter
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
     """A reading. ``age_ms``: how old the source says the value was when it answered. ``confidence`` is within 0..1,
-    ``interval`` a lower and an upper bound, both in the value's own unit; ``cost`` is what this reading cost."""
+    ``interval`` a lower and an upper bound, both in the value's own unit; ``cost`` is what this reading cost, ``units`` how much of
+    the provider's units/min it used (tokens, for instance), if that is known."""
 
     value: T
     revision: str | None = None
@@ -57,26 +60,30 @@ class Found(msgspec.Struct, Generic[T], frozen=True):
     cost: Money | None = None
     confidence: float | None = None
     interval: tuple[float, float] | None = None
+    units: int | None = None
 
 
 class Absent(msgspec.Struct, frozen=True):
     revision: str | None = None
     cost: Money | None = None
+    units: int | None = None
 
 
 class Unchanged(msgspec.Struct, frozen=True):
     cost: Money | None = None
+    units: int | None = None
 
 
 class Failed(msgspec.Struct, frozen=True):
     """``code`` is stable and kebab-case; ``retry_after_ms`` is what the provider asked for, if it did. A provider may bill for
-    a failure as well: ``cost``."""
+    a failure as well: ``cost``, and count its ``units``."""
 
     code: str
     message: str
     retryable: bool = False
     retry_after_ms: int | None = None
     cost: Money | None = None
+    units: int | None = None
 
 
 Answer: TypeAlias = "Found[T] | Absent | Unchanged | Failed"
@@ -180,7 +187,8 @@ class Evidence(Generic[T, P]):
 
     ``packet[evidence]`` is a ``T`` if required, else ``Present[T] | Missing``. ``deadline_ms`` covers all attempts, waiting in
     the provider's pool included. ``after`` names evidence that must be there first; its values reach the source's request.
-    ``on_demand`` evidence is read only when the policy returns ``NeedMore`` naming it.
+    ``on_demand`` evidence is read only when the policy returns ``NeedMore`` naming it. ``units`` is how much of the provider's
+    units/min one call is expected to use; what it says it really used corrects that afterwards.
     """
 
     @overload
@@ -196,6 +204,7 @@ class Evidence(Generic[T, P]):
         attempts: int = ...,
         on_demand: Literal[False] = ...,
         reserves: Money | None = ...,
+        units: int = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -210,6 +219,7 @@ class Evidence(Generic[T, P]):
         attempts: int = ...,
         on_demand: bool = ...,
         reserves: Money | None = ...,
+        units: int = ...,
     ) -> None: ...
 
     def __init__(
@@ -224,6 +234,7 @@ class Evidence(Generic[T, P]):
         attempts: int = 2,
         on_demand: bool = False,
         reserves: Money | None = None,
+        units: int = 0,
     ) -> None:
         self.where = declared_at()
         if deadline_ms is None:
@@ -239,6 +250,8 @@ class Evidence(Generic[T, P]):
             raise DeclarationError(
                 f"evidence {name!r}: on_demand evidence must be required=False", self.where
             )
+        if type(units) is not int or not 0 <= units <= MAX_UNITS:
+            raise DeclarationError(f"evidence {name!r}: units must be within 0..{MAX_UNITS}", self.where)
         _check_decisive_fields(name, source.returns, freshness, self.where)
         self.name = name
         self.source = source
@@ -251,6 +264,7 @@ class Evidence(Generic[T, P]):
         self.attempts = attempts
         self.on_demand = on_demand
         self.reserves = reserves
+        self.units = units
 
 
 def _check_decisive_fields(name: str, returns: Any, freshness: Freshness, where: str) -> None:

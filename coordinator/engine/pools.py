@@ -13,6 +13,18 @@ from contextlib import asynccontextmanager
 from coordinator.core.breaker import Breaker
 
 
+class Call:
+    """One call that is under way."""
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+
+    def used(self, units: int | None) -> None:
+        """How many units it really used, if the provider said."""
+        if units is not None:
+            self.units = units
+
+
 class Provider:
     """The calls of this process to one provider: how many at once, how many wait, and whether it answers at all."""
 
@@ -24,7 +36,7 @@ class Provider:
         self._slots = asyncio.Semaphore(total)
 
     @asynccontextmanager
-    async def slot(self, units: int = 0) -> AsyncIterator[None]:
+    async def slot(self, units: int = 0) -> AsyncIterator[Call]:
         """Around one call, which is estimated to use so many ``units``."""
         self.waiting += 1
         try:
@@ -33,7 +45,7 @@ class Provider:
             self.waiting -= 1
         self.busy += 1
         try:
-            yield
+            yield Call(units)
         finally:
             self.busy -= 1
             self._slots.release()

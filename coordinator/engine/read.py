@@ -20,6 +20,7 @@ import tenacity
 
 from coordinator import telemetry
 from coordinator.core.evidence import (
+    MAX_UNITS,
     Absent,
     Answer,
     Evidence,
@@ -90,10 +91,11 @@ async def read(
 
 async def _call(engine: Engine, run: Run, declared: Evidence[Any, Any], request: ReadRequest) -> Answer[Any]:
     """One call, inside its provider's slot. Whatever ends it, the run knows what it cost, or that this is not known."""
-    async with engine.providers.of(declared.remote.provider).slot():
+    async with engine.providers.of(declared.remote.provider).slot(declared.units) as call:
         answer: Answer[Any] | None = None
         try:
             answer = await _answer(declared.remote, request)
+            call.used(answer.units)
             return answer
         finally:
             run.bill(declared.name, answer.cost if answer else None)
@@ -139,6 +141,8 @@ def _well_formed(answer: object) -> Answer[Any]:
                 return Failed("malformed-answer", clean_text(f"not an answer of a source: {answer!r}"))
         if answer.cost is not None and answer.cost.amount_minor < 0:
             return Failed("malformed-answer", "the cost is negative")
+        if not 0 <= (answer.units or 0) <= MAX_UNITS:
+            return Failed("malformed-answer", f"units is not within 0..{MAX_UNITS}")
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         code = "malformed-value" if isinstance(answer, Found) else "malformed-answer"
         return Failed(code, clean_text(str(error)))

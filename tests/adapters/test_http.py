@@ -412,14 +412,15 @@ async def test_redirects_in_a_circle_end() -> None:
     failed(await read_from(around, allow_redirects=True), "redirected-elsewhere")
 
 
-async def test_cost_and_confidence_are_taken_from_the_value() -> None:
+async def test_cost_confidence_and_units_are_taken_from_the_value() -> None:
     answer = await read_from(
         json_response,
         cost_from=lambda value: Money(int(value.available_hours), "SGD"),
         confidence_from=lambda value: 0.5,
+        units_from=lambda value: 2 * int(value.available_hours),
     )
     assert isinstance(answer, Found)
-    assert (answer.cost, answer.confidence) == (Money(40, "SGD"), 0.5)
+    assert (answer.cost, answer.confidence, answer.units) == (Money(40, "SGD"), 0.5, 80)
 
 
 async def test_a_callback_that_raises_or_overshoots_is_a_failure() -> None:
