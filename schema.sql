@@ -80,7 +80,8 @@ CREATE TABLE record_versions (
 
 -- Decisions ------------------------------------------------------------------------------------------------------------------
 -- queued and running decisions are held under a lease by one process; each claim raises fencing_token, and every write of a
--- holder names its token. A resting decision has no lease, and its answer never changes.
+-- holder names its token. A resting decision has no lease, and its answer never changes; one that is in review is held while an
+-- approval of it is carried out.
 CREATE TABLE decisions (
     tenant_id         uuid NOT NULL,
     id                uuid NOT NULL,
@@ -104,17 +105,23 @@ CREATE TABLE decisions (
     answer_status     smallint,
     view              json,       -- the decision itself, where that is not the answer (a refusal)
     finished_at       timestamptz,
+    review            json,         -- while in review: what an approval would commit (engine/reviewing.py)
+    review_expires_at timestamptz,
+    reviewed          json,         -- the latest verdict that was begun: whose, which, on which etag
     PRIMARY KEY (tenant_id, id),
     UNIQUE (tenant_id, idempotency_key),
-    CHECK ((status IN ('queued', 'running')) = (lease_owner IS NOT NULL)),
+    CHECK (status = 'in_review' OR (status IN ('queued', 'running')) = (lease_owner IS NOT NULL)),
     CHECK ((lease_owner IS NULL) = (lease_expires_at IS NULL)),
     CHECK ((status IN ('queued', 'running')) = (answer IS NULL)),
     CHECK ((answer IS NULL) = (answer_status IS NULL)),
-    CHECK ((answer IS NULL) = (finished_at IS NULL))
+    CHECK ((answer IS NULL) = (finished_at IS NULL)),
+    CHECK ((status = 'in_review') = (review IS NOT NULL)),
+    CHECK ((status = 'in_review') = (review_expires_at IS NOT NULL))
 );
 CREATE INDEX decisions_leased ON decisions (tenant_id, lease_expires_at) WHERE status IN ('queued', 'running');
 CREATE INDEX decisions_by_record ON decisions (tenant_id, record_kind, record_id, id) WHERE record_kind IS NOT NULL;
 CREATE INDEX decisions_by_status ON decisions (tenant_id, status, id);
+CREATE INDEX decisions_in_review ON decisions (tenant_id, review_expires_at) WHERE status = 'in_review';
 
 -- Operations -----------------------------------------------------------------------------------------------------------------
 -- A committed effect. It is born claimed: the commit that creates it is the claim that must be durable before the provider is

@@ -73,17 +73,15 @@ def _record_at(client: Client, view: DecisionView) -> JsonValue:
 
 def _outcome_digest(client: Client, view: DecisionView) -> str | None:
     try:
-        kept: list[dict[str, Any]] = list(
-            client.all("receipts", decision=view.id, kind=f"decision.{view.status}")
-        )
+        kept: list[dict[str, Any]] = list(client.all("receipts", decision=view.id))
     except Fault as fault:
         if fault.message.startswith("missing-scope"):
             return None
         raise
-    if not kept:
+    if not any(receipt["kind"] == f"decision.{view.status}" for receipt in kept):
         raise Fault(f"Decision {view.id} is {view.status}, but has no receipt of that.")
-    digest: str | None = kept[-1]["body"].get("outcome_digest")
-    return digest
+    digests = (receipt["body"].get("outcome_digest") for receipt in reversed(kept))
+    return next((str(digest) for digest in digests if digest is not None), None)
 
 
 def _say(result: Replay, stored: Stored) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -42,6 +43,7 @@ RESTING: frozenset[str] = frozenset(
 NAME = re.compile(r"[a-z][a-z0-9-]{0,62}\Z")
 MAX_EVIDENCE = 64
 MAX_SINK_TIMEOUT_MS = 600_000
+MAX_REVIEW = timedelta(days=366)
 
 
 @runtime_checkable
@@ -65,6 +67,7 @@ class DecisionType(Generic[R, D]):
         record: RecordKind[D] | None,
         time_limit_ms: int,
         max_rounds: int,
+        review_within: timedelta,
         where: str,
     ) -> None:
         self.name = name
@@ -76,6 +79,7 @@ class DecisionType(Generic[R, D]):
         self.record = record
         self.time_limit_ms = time_limit_ms
         self.max_rounds = max_rounds
+        self.review_within = review_within
         self.where = where
         self.reserves = [declared.reserves for declared in evidence.values() if declared.reserves is not None]
         self.types: dict[str, Any] = {name: declared.source.returns for name, declared in evidence.items()}
@@ -92,12 +96,14 @@ def decision_type(
     record: RecordKind[Any] | None = None,
     time_limit_ms: int = 30_000,
     max_rounds: int = 8,
+    review_within: timedelta = timedelta(days=7),
 ) -> DecisionType[R, Any]:
     """Declare a decision type.
 
     ``policy(request, packet, record)`` is pure and synchronous. ``effects`` are the sinks that its outcomes may name.
     ``time_limit_ms`` bounds the whole decision, ``max_rounds`` how often the policy may run before the decision ends as
-    `conflicted` or `in_review`. Raises `DeclarationError`.
+    `conflicted` or `in_review`. A review that nobody has ended ``review_within`` that time ends as `expired`. Raises
+    `DeclarationError`.
     """
     where = declared_at()
 
@@ -120,12 +126,26 @@ def decision_type(
         raise wrong("time_limit_ms must be within 1..3600000")
     if not 1 <= max_rounds <= 100:
         raise wrong("max_rounds must be within 1..100")
+    if type(review_within) is not timedelta or not timedelta(seconds=1) <= review_within <= MAX_REVIEW:
+        raise wrong(
+            f"review_within must be a timedelta within 1 s..{MAX_REVIEW.days} d, not {review_within!r}"
+        )
     ordered = _in_dependency_order(evidence, request, wrong)
     if len({declared.reserves.currency for declared in evidence if declared.reserves}) > 1:
         raise wrong("its evidence reserves in more than one currency")
     sinks = _by_name(effects, wrong)
     return DecisionType(
-        name, request, policy, policy_version, ordered, sinks, record, time_limit_ms, max_rounds, where
+        name,
+        request,
+        policy,
+        policy_version,
+        ordered,
+        sinks,
+        record,
+        time_limit_ms,
+        max_rounds,
+        review_within,
+        where,
     )
 
 

@@ -42,10 +42,12 @@ class Decline(msgspec.Struct, frozen=True, tag="decline", tag_field="kind"):
     reason: str
 
 
-class Review(msgspec.Struct, frozen=True, tag="review", tag_field="kind"):
-    """A person has to decide; nothing is changed or sent."""
+class Review(msgspec.Struct, frozen=True, omit_defaults=True, tag="review", tag_field="kind"):
+    """A person has to decide; until then nothing is changed or sent. ``proposal`` is what an approval would commit, after the
+    fence has held again; without one a reviewer can only reject."""
 
     reason: str
+    proposal: Commit | None = None
 
 
 class NeedMore(msgspec.Struct, frozen=True, tag="need-more", tag_field="kind"):

@@ -58,8 +58,66 @@ class Stage(msgspec.Struct, kw_only=True):
     ms: int
 
 
+class ProposedChange(msgspec.Struct, kw_only=True):
+    """``version`` is the one that the approval would make."""
+
+    kind: str
+    id: str
+    version: int
+    data: msgspec.Raw
+
+
+class ProposedEffect(msgspec.Struct, kw_only=True):
+    """``payload`` is exactly what the sink would be given, under ``key``. ``after`` are the indices of the effects that have to
+    succeed first; ``compensation`` is what would undo it."""
+
+    effect: str
+    key: str
+    payload: msgspec.Raw
+    payload_hash: str
+    after: list[int]
+    compensation: ProposedEffect | None = None
+
+
+class ProposalView(msgspec.Struct, kw_only=True):
+    """What an approval would commit."""
+
+    terms: JsonValue
+    changes: list[ProposedChange]
+    effects: list[ProposedEffect]
+    on_failure: str
+
+
+class VerdictView(msgspec.Struct, kw_only=True):
+    """``by`` is the reviewer's key."""
+
+    verdict: str
+    by: str
+    note: str
+    at: str
+
+
+class ReviewView(msgspec.Struct, kw_only=True):
+    """What a reviewer needs beside the decision itself. ``etag`` goes into If-Match; null once the review is over. The ages are as
+    of ``as_of``, by the database's clock. ``moved`` is what did not hold, or could not be confirmed, at the latest approval.
+    ``concluded`` is what the policy itself said of the packet that is shown; null if it had no say."""
+
+    reason: str
+    code: str | None
+    etag: str | None
+    requested_by: str
+    since: str
+    expires_at: str
+    as_of: str
+    evidence_age_ms: dict[str, int]
+    proposal: ProposalView | None
+    moved: list[Check]
+    concluded: OutcomeView | None
+    verdict: VerdictView | None = None
+
+
 class DecisionView(msgspec.Struct, kw_only=True):
-    """``evidence`` is the packet's canonical bytes, verbatim."""
+    """``evidence`` is the packet's canonical bytes, verbatim. ``review`` is there if the decision is or was in review."""
 
     id: str
     type: str
@@ -78,6 +136,7 @@ class DecisionView(msgspec.Struct, kw_only=True):
     trace_id: str
     created_at: str
     finished_at: str | None
+    review: ReviewView | msgspec.UnsetType = msgspec.UNSET
 
 
 encode_view = msgspec.json.Encoder().encode

@@ -137,6 +137,7 @@ async def admit(
         created_at=result.created_at,
         ends_at=began + time_limit_ms / 1000,
         record=result.record,
+        requested_by=caller.id,
     )
     elapsed = time.monotonic() - began
     telemetry.STAGE_SECONDS.labels("admit").observe(elapsed)
@@ -191,4 +192,5 @@ async def resume(engine: Engine, coordinator: Coordinator, tenant: UUID, claimed
         created_at=claimed.created_at,
         ends_at=time.monotonic() + claimed.remaining_ms / 1000,
         record=record,
+        requested_by=claimed.requested_by,
     )

@@ -34,7 +34,8 @@ from coordinator.core.view import (
     timestamp,
 )
 from coordinator.engine.decide import Decided
-from coordinator.engine.run import Engine, Run
+from coordinator.engine.reviewing import approvals, keep, rest_kind, review_view
+from coordinator.engine.run import Engine, Reading, Run
 from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
 from coordinator.failpoints import failpoint
 from coordinator.store import reading
@@ -44,10 +45,12 @@ READ_BACK_PAUSE_S = 0.2
 
 
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision comes to rest. ``refusal`` is what POST answers in place of the decision, if it does."""
+    """How a decision comes to rest. ``readings`` are those of the packet, where the rest is a review. ``refusal`` is what POST
+    answers in place of the decision, if it does."""
 
     decided: Decided
     packet: Packet | None = None
+    readings: Mapping[str, Reading] = {}
     checks: Sequence[Check] = ()
     confirmed: Mapping[str, float] = {}
     reads: Sequence[ReadCheck] = ()
@@ -120,7 +123,7 @@ async def _read_back(engine: Engine, run: Run) -> Result | None:
             if engine.stopping():
                 raise
             continue
-        if row is not None and row.answer is not None and row.answer_status is not None:
+        if row and row.answer is not None and row.answer_status is not None and not row.held:
             if row.fencing_token == run.token:
                 # Its operations are left to their lease: it may have run out while the database was away.
                 return Committed(Finished(row.answer, row.answer_status, row.view, ()))
@@ -136,10 +139,13 @@ def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
         commit_ms = round((time.monotonic() - began) * 1000)
         view = encode_view(_view(run, rest, facts, commit_ms))
         receipts = _receipts(run, rest, facts)
+        review = keep(run, rest.decided, rest.readings, facts.now)
+        if run.review is not None:  # it was answered when it came into review
+            return Finished(view, 201, view, receipts, review)
         if rest.refusal is None:
-            return Finished(view, 201, None, receipts)
+            return Finished(view, 201, None, receipts, review)
         status, answer = engine.render_refusal(rest.refusal)
-        return Finished(answer, status, view, receipts)
+        return Finished(answer, status, view, receipts, review)
 
     return Proposal(
         decision_id=run.id,
@@ -154,12 +160,14 @@ def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
         lease_ms=engine.settings.lease_ms,
         fresh=rest.fresh,
         finish=finish,
+        own_receipts=1 + len(approvals(run, rest.decided.status)),
     )
 
 
 def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
     decided = rest.decided
-    at = timestamp(facts.now)
+    checks = _checks(rest, facts)
+    waits = run.review is not None and decided.status == "in_review"
     return DecisionView(
         id=str(run.id),
         type=run.type.name,
@@ -171,7 +179,7 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
         outcome=decided.outcome,
         packet_digest=rest.packet.digest if rest.packet else None,
         evidence=msgspec.Raw(rest.packet.bytes if rest.packet else b"[]"),
-        fence=FenceView(rounds=run.rounds, checks=[*run.moves, *_checks(rest, facts)]),
+        fence=FenceView(rounds=run.rounds, checks=[*run.moves, *checks]),
         operations=[
             OperationView(
                 id=str(op.id), effect=op.effect, state=_born(op), receipt=facts.receipt + 1 + op.ordinal
@@ -182,7 +190,8 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
         timeline=[*run.stages, run.stage_now("commit", commit_ms)],
         trace_id=telemetry.trace_id(run.traceparent),
         created_at=timestamp(run.created_at),
-        finished_at=at,
+        finished_at=timestamp(run.review.since if run.review and waits else facts.now),
+        review=review_view(run, decided, rest.packet, rest.readings, checks, facts.now),
     )
 
 
@@ -231,7 +240,7 @@ def _receipts(run: Run, rest: Rest, facts: Facts) -> list[Receipt]:
     decided, id = rest.decided, str(run.id)
     record = _record_view(run, decided)
     own = receipt(
-        f"decision.{decided.status}",
+        rest_kind(run, decided.status),
         decision_id=id,
         policy_version=run.type.policy_version,
         packet_digest=rest.packet.digest if rest.packet else None,
@@ -240,10 +249,11 @@ def _receipts(run: Run, rest: Rest, facts: Facts) -> list[Receipt]:
         record=record,
         changes=[{"kind": c.kind, "id": c.id, "version": c.base + 1} for c in decided.changes] or None,
         checks=_checks(rest, facts) or None,
+        reviewed_by=str(run.review.reviewer) if run.review else None,
         fencing_token=run.token,
         trace_id=telemetry.trace_id(run.traceparent),
     )
-    return [own] + [
+    return [*approvals(run, decided.status), own] + [
         receipt(
             f"operation.{_born(op)}",
             decision_id=id,

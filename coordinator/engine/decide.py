@@ -30,14 +30,22 @@ log = logging.getLogger(__name__)
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """A conclusion in the form in which it can be stored. ``digest`` is over the canonical bytes of the whole outcome, changes
-    and effects included: a replay has to arrive at the same."""
+    """A conclusion in the form in which it can be stored. ``digest`` is over the canonical bytes of the policy's whole outcome,
+    changes and effects included: a replay has to arrive at the same. It is empty if the policy had no say. ``proposal`` is what
+    an approval would commit. ``concluded`` is what the policy said, where ``outcome`` is what a reviewer made of it."""
 
     status: str
     outcome: OutcomeView
     digest: str
     changes: tuple[NewVersion, ...] = ()
     operations: tuple[NewOperation, ...] = ()
+    proposal: Decided | None = None
+    concluded: OutcomeView | None = None
+
+    @property
+    def said(self) -> OutcomeView | None:
+        """What the policy itself said; None if it had no say."""
+        return self.concluded or (self.outcome if self.digest else None)
 
 
 class PolicyFailed(Exception):
@@ -63,16 +71,24 @@ def decide(engine: Engine, run: Run, packet: Packet, readings: Mapping[str, Read
     match outcome:
         case NeedMore():
             return outcome
-        case Decline(reason) | Review(reason):
-            status = "declined" if isinstance(outcome, Decline) else "in_review"
-            kind = "decline" if isinstance(outcome, Decline) else "review"
-            try:
-                view = OutcomeView(kind=kind, reason=clean_text(reason))
-                return Decided(status=status, outcome=view, digest=outcome_digest(outcome))
-            except ValueError as error:
-                raise PolicyFailed("outcome-not-json", "the reason is not text that JSON can hold") from error
+        case Decline(reason):
+            return _reasoned("declined", OutcomeView(kind="decline", reason=clean_text(reason)), outcome)
+        case Review(reason, None):
+            return _reasoned("in_review", OutcomeView(kind="review", reason=clean_text(reason)), outcome)
+        case Review(reason, Commit() as commit):
+            proposal = _committable(engine, run, commit, readings)
+            decided = _reasoned("in_review", OutcomeView(kind="review", reason=clean_text(reason)), outcome)
+            return msgspec.structs.replace(decided, proposal=proposal)
         case Commit():
             return _committable(engine, run, outcome, readings)
+    raise AssertionError(f"run_policy lets no other outcome pass: {outcome!r:.200}")
+
+
+def _reasoned(status: str, view: OutcomeView, outcome: Decline | Review) -> Decided:
+    try:
+        return Decided(status=status, outcome=view, digest=outcome_digest(outcome))
+    except ValueError as error:
+        raise PolicyFailed("outcome-not-json", "the reason is not text that JSON can hold") from error
 
 
 def run_policy(
@@ -90,6 +106,8 @@ def run_policy(
         )
     if isinstance(outcome, Decline | Review) and not isinstance(outcome.reason, str):
         raise PolicyFailed("policy-returned-junk", f"a reason is a text, not {outcome.reason!r:.200}")
+    if isinstance(outcome, Review) and not isinstance(outcome.proposal, Commit | None):
+        raise PolicyFailed("policy-returned-junk", f"a proposal is a Commit, not {outcome.proposal!r:.200}")
     return outcome
 
 

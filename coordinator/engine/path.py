@@ -128,16 +128,17 @@ def conclude(engine: Engine, run: Run, packet: Packet, readings: Readings) -> De
     except PolicyFailed as error:
         return rest_without_commit("failed", error.code, error.message, packet)
     if isinstance(decided, Decided):
-        return decided if decided.status == "committed" else Rest(decided=decided, packet=packet)
+        if decided.status == "committed":
+            return decided
+        return Rest(decided=decided, packet=packet, readings={**readings})
     if unknown := [name for name in decided.evidence if name not in run.type.evidence]:
         return rest_without_commit(
             "failed", "unknown-evidence", f"the policy asked for {', '.join(unknown)}", packet
         )
     if run.out_of_rounds or all(name in readings for name in decided.evidence):
         asked = ", ".join(decided.evidence)
-        return rest_without_commit(
-            "in_review", "round-limit", f"the policy keeps asking for more evidence: {asked}", packet
-        )
+        reason = f"the policy keeps asking for more evidence: {asked}"
+        return rest_without_commit("in_review", "round-limit", reason, packet, readings={**readings})
     return decided
 
 

@@ -10,7 +10,7 @@ version the decision was based on. So anyone who holds them and the declaring mo
     runs       several runs against each other: a policy that reads a clock, draws numbers or keeps state differs from itself
 
 A decision that came to rest without its policy's word (evidence missing, out of time, the record moved) has only its packet to
-compare.
+compare. One that was reviewed shows what its policy had said beside what the reviewer made of it: the former is compared.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ def _packet(declared: DecisionType[Any, Any], view: DecisionView) -> tuple[Packe
 
 def _policy_spoke(view: DecisionView) -> bool:
     outcome = view.outcome
+    if view.review is not msgspec.UNSET:
+        return view.review.concluded is not None
     return outcome is not None and (
         (outcome.kind in POLICY_CONCLUDED and outcome.code is None) or outcome.code in POLICY_FAILED
     )
@@ -120,6 +122,8 @@ def _policy_spoke(view: DecisionView) -> bool:
 
 def _shown(view: DecisionView) -> JsonValue:
     """What the decision shows of its outcome. Why a policy failed is compared by its code; the words hold line numbers."""
+    if view.review is not msgspec.UNSET:
+        return as_json(view.review.concluded)
     if view.outcome is None:
         return None
     if view.outcome.code is not None:
@@ -158,7 +162,7 @@ def _as_shown(outcome: Outcome) -> JsonValue:
             return as_json(OutcomeView(kind="commit", terms=as_json(terms)))
         case Decline(reason):
             return as_json(OutcomeView(kind="decline", reason=clean_text(reason)))
-        case Review(reason):
+        case Review(reason=reason):
             return as_json(OutcomeView(kind="review", reason=clean_text(reason)))
         case NeedMore(evidence):
             return {"kind": "need-more", "evidence": list(evidence)}

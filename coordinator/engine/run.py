@@ -41,6 +41,18 @@ class Reading:
         return int((time.monotonic() - self.began) * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class UnderReview:
+    """Who approved what was shown under ``etag``, of a decision that is in review for ``reason``, ``since`` then."""
+
+    reviewer: UUID
+    note: str
+    etag: int
+    reason: str
+    since: datetime
+    expires_at: datetime
+
+
 @dataclass(slots=True)
 class Run:
     """The state of one decision in this process. Only the task that walks its path writes it."""
@@ -55,6 +67,7 @@ class Run:
     created_at: datetime
     ends_at: float
     record: Locked
+    requested_by: UUID
     rounds: int = 0
     rendered_at: float = 0.0
     """When the commit was rendered: the leases of its operations began after that."""
@@ -68,6 +81,8 @@ class Run:
     cancelled: bool = False
     cancel: Callable[[], None] = lambda: None
     """Stops what it is doing now: waiting for its slot, or walking its path."""
+    review: UnderReview | None = None
+    """The approval that this run carries out."""
 
     @property
     def record_key(self) -> Key | None:

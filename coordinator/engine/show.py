@@ -20,6 +20,7 @@ from coordinator.core.view import (
     encode_view,
     timestamp,
 )
+from coordinator.engine.reviewing import present
 from coordinator.store.reading import DecisionRow, OperationRow
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ def shown(coordinator: Coordinator, row: DecisionRow, operations: Sequence[Opera
         )
         return stored or b"{}"
     view.status = row.status
+    if row.status == "in_review" and view.review is not msgspec.UNSET:
+        view.review = present(view.review, row.fencing_token, row.now)
     view.operations = [
         OperationView(id=str(op.id), effect=op.effect, state=op.state, receipt=op.receipt)
         for op in operations

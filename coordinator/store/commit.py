@@ -56,26 +56,35 @@ class NewOperation(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What only the transaction knows: the database's time, the checks made under lock, and the index of the decision's own
-    receipt (its operations' follow)."""
+    """What only the transaction knows: the database's time, the checks made under lock, and the index of the last of the
+    decision's own receipts (its operations' follow)."""
 
     now: datetime
     checks: list[Check]
     receipt: int
 
 
+class KeptReview(msgspec.Struct, frozen=True):
+    """What an approval would commit, for the engine, and until when somebody has to review it."""
+
+    kept: bytes
+    expires_at: datetime
+
+
 class Finished(msgspec.Struct, frozen=True):
-    """The bytes to keep: ``answer`` is what POST answers; ``view`` is the decision, if the answer is something else."""
+    """The bytes to keep: ``answer`` is what POST answers, unless the decision has its answer since it came into review; ``view``
+    is the decision, if the answer is something else. ``review`` if it is in review now."""
 
     answer: bytes
     answer_status: int
     view: bytes | None
     receipts: Sequence[Receipt]
+    review: KeptReview | None = None
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """How one decision wants to rest. ``fresh`` says, under lock, whether its evidence still counts; ``finish`` renders what is
-    stored and answered, once it is certain that this proposal is accepted."""
+    stored and answered, once it is certain that this proposal is accepted, with ``own_receipts`` before those of its operations."""
 
     decision_id: UUID
     decision_type: str
@@ -89,6 +98,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: int
     fresh: Callable[[], bool]
     finish: Callable[[Facts], Finished]
+    own_receipts: int = 1
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -122,7 +132,7 @@ class Superseded(msgspec.Struct, frozen=True):
 Result: TypeAlias = Committed | Moved | OutOfDate | NotAllowed | Superseded
 
 HOLD = """
-SELECT id, status, fencing_token FROM decisions
+SELECT id, status, fencing_token, lease_owner FROM decisions
 WHERE tenant_id = $1 AND id = ANY ($2::uuid[])
 ORDER BY id
 FOR NO KEY UPDATE
@@ -144,11 +154,15 @@ WITH version AS (
     SELECT $1, v.kind, v.id, v.base + 1, v.data, v.decision_id FROM version v
 ), rested AS (
     UPDATE decisions d
-    SET status = u.status, answer = u.answer, answer_status = u.answer_status, view = u.view, finished_at = $7,
-        lease_owner = NULL, lease_expires_at = NULL
-    FROM unnest($8::uuid[], $9::bigint[], $10::text[], $11::json[], $12::smallint[], $13::json[])
-         AS u (id, token, status, answer, answer_status, view)
-    WHERE d.tenant_id = $1 AND d.id = u.id AND d.fencing_token = u.token AND d.status IN ('queued', 'running')
+    SET status = u.status, view = u.view, lease_owner = NULL, lease_expires_at = NULL,
+        answer = coalesce(d.answer, u.answer), answer_status = coalesce(d.answer_status, u.answer_status),    -- the first one stays
+        finished_at = CASE u.status WHEN 'in_review' THEN coalesce(d.finished_at, $7) ELSE $7 END,
+        review = u.review, review_expires_at = u.review_expires_at
+    FROM unnest($8::uuid[], $9::bigint[], $10::text[], $11::json[], $12::smallint[], $13::json[], $36::json[],
+                $37::timestamptz[])
+         AS u (id, token, status, answer, answer_status, view, review, review_expires_at)
+    WHERE d.tenant_id = $1 AND d.id = u.id AND d.fencing_token = u.token
+      AND (d.status IN ('queued', 'running') OR d.lease_owner IS NOT NULL)
     RETURNING d.id
 ), promised AS (
     INSERT INTO operations (tenant_id, id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee,
@@ -180,7 +194,11 @@ async def commit(
     new = {(v.kind, v.id) for proposal in proposals for v in proposal.changes if v.base == 0}
     locked = await lock_records(connection, tenant, _keys(proposals), absent=new)
     held = await connection.fetch(HOLD, tenant, [proposal.decision_id for proposal in proposals])
-    holders = {row["id"]: row["fencing_token"] for row in held if row["status"] in ("queued", "running")}
+    holders = {
+        row["id"]: row["fencing_token"]
+        for row in held
+        if row["status"] in ("queued", "running") or row["lease_owner"] is not None
+    }
     verdicts = _judge_all(proposals, dict(locked), holders, kinds)
     accepted = [
         (proposal, verdict)
@@ -252,15 +270,19 @@ async def _write(
     connection: Connection, tenant: UUID, accepted: Sequence[tuple[Proposal, list[Check]]]
 ) -> dict[UUID, Finished]:
     proposals = [proposal for proposal, _ in accepted]
-    first, now = await log.reserve(connection, tenant, sum(1 + len(p.operations) for p in proposals))
+    first, now = await log.reserve(
+        connection, tenant, sum(p.own_receipts + len(p.operations) for p in proposals)
+    )
     index = first
     finished: dict[UUID, Finished] = {}
     for proposal, checks in accepted:
-        finished[proposal.decision_id] = proposal.finish(Facts(now, checks, index))
-        index += 1 + len(proposal.operations)
+        last = index + proposal.own_receipts - 1
+        finished[proposal.decision_id] = proposal.finish(Facts(now, checks, last))
+        index = last + 1 + len(proposal.operations)
     done = [finished[proposal.decision_id] for proposal in proposals]
     receipts = log.columns([receipt for each in done for receipt in each.receipts])
-    columns = (*_columns(proposals, now, done), first, *receipts)
+    reviews = [(each.review.kept, each.review.expires_at) if each.review else (None, None) for each in done]
+    columns = (*_columns(proposals, now, done), first, *receipts, *_transpose(reviews, 2))
     changed, rested = await connection.fetchrow(WRITE, tenant, *columns)  # type: ignore[misc]  # always one row
     if changed != len({(v.kind, v.id) for p in proposals for v in p.changes}) or rested != len(proposals):
         raise AssertionError("a locked row changed under its lock")

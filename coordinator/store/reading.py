@@ -16,7 +16,8 @@ from coordinator.store.database import Connection
 
 
 class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """``answer`` and ``view`` are JSON bytes; None until the decision rests (``view`` also when it is the answer)."""
+    """``answer`` and ``view`` are JSON bytes; None until the decision rests (``view`` also when it is the answer). ``held``: a
+    process has it under lease. ``now`` is the database's time."""
 
     id: UUID
     type: str
@@ -30,6 +31,8 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
     answer_status: int | None
     view: bytes | None
     fencing_token: int
+    held: bool
+    now: datetime
 
 
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +74,7 @@ class ReceiptRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DECISION = """id, type, class AS class_, status, request, fingerprint, traceparent, created_at, answer, answer_status, view,
-fencing_token"""
+fencing_token, lease_owner IS NOT NULL AS held, clock_timestamp() AS now"""
 _OPERATION = """o.id, o.decision_id, o.effect, o.ordinal, o.after, o.compensates, o.compensation IS NOT NULL AS has_compensation,
 o.cancel_requested, o.in_doubt, o.key, o.state, o.reason, o.reference, o.guarantee, o.payload, o.payload_hash, o.sends, o.lookups,
 o.fencing_token, o.created_at, o.last_sent_at, o.due_at, o.settled_at,

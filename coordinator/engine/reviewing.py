@@ -1,0 +1,166 @@
+"""The review packet: what a reviewer is shown, and what is kept so that an approval commits exactly that.
+
+Shown, in the decision's view: why, what would be committed (terms, changes, the very payloads), how old each evidence is, who asked,
+until when. Kept beside it, for the engine: the conclusion in the form in which it is committed, which versions of our own records
+were read, and what was spent. The packet itself is the shown evidence, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from coordinator.core.fence import Check
+from coordinator.core.money import Money
+from coordinator.core.packet import Packet
+from coordinator.core.receipt import Receipt, receipt
+from coordinator.core.view import (
+    ProposalView,
+    ProposedChange,
+    ProposedEffect,
+    ReviewView,
+    VerdictView,
+    timestamp,
+)
+from coordinator.engine.decide import Decided
+from coordinator.engine.run import Reading, Run, UnderReview
+from coordinator.store.commit import KeptReview, NewOperation
+
+APPROVED = ("committed", "failed")
+"""How an approval that was carried out can end: the record kind may refuse what the policy proposed."""
+MILLISECOND = timedelta(milliseconds=1)
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """``decided`` is what came into review, its proposal inside. ``read_as`` maps record evidence to the (kind, id, version) that
+    was read."""
+
+    decided: Decided
+    read_as: dict[str, tuple[str, str, int]]
+    spent: dict[str, list[Money]]
+    silent: list[str]
+
+
+encode_kept = msgspec.json.Encoder().encode
+decode_kept = msgspec.json.Decoder(Kept).decode
+
+
+def keep(run: Run, decided: Decided, readings: Mapping[str, Reading], now: datetime) -> KeptReview | None:
+    """What is kept of a decision that comes into review at ``now``, or stays there; None for any other."""
+    if decided.status != "in_review":
+        return None
+    kept = Kept(
+        decided=decided,
+        read_as={
+            name: (*reading.local[0], reading.local[1].version)
+            for name, reading in readings.items()
+            if reading.local is not None
+        },
+        spent=run.spent,
+        silent=sorted(run.silent),
+    )
+    return KeptReview(encode_kept(kept), _expires_at(run, now))
+
+
+def review_view(
+    run: Run,
+    decided: Decided,
+    packet: Packet | None,
+    readings: Mapping[str, Reading],
+    checks: Sequence[Check],
+    now: datetime,
+) -> ReviewView | msgspec.UnsetType:
+    """The review of a decision that comes to rest at ``now``, if it is or was in one."""
+    under, waits = run.review, decided.status == "in_review"
+    verdict = None
+    if under is None and not waits:
+        return msgspec.UNSET
+    if under is not None and decided.status in APPROVED:
+        verdict = VerdictView(verdict="approve", by=str(under.reviewer), note=under.note, at=timestamp(now))
+    proposal = decided.proposal or (decided if decided.status == "committed" else None)
+    return ReviewView(
+        reason=under.reason if under and not waits else decided.outcome.reason or "",
+        code=decided.outcome.code if waits else None,
+        etag=str(run.token) if waits else None,
+        requested_by=str(run.requested_by),
+        since=timestamp(under.since if under else now),
+        expires_at=timestamp(_expires_at(run, now)),
+        as_of=timestamp(now),
+        evidence_age_ms=_ages(packet, readings),
+        proposal=None if proposal is None else _proposal_view(proposal),
+        moved=[check for check in checks if not check.held],
+        concluded=decided.said,
+        verdict=verdict,
+    )
+
+
+def present(view: ReviewView, token: int, now: datetime) -> ReviewView:
+    """A stored review as it is at ``now``."""
+    older_ms = max(0, (now - datetime.fromisoformat(view.as_of)) // MILLISECOND)
+    ages = {name: age + older_ms for name, age in view.evidence_age_ms.items()}
+    return msgspec.structs.replace(view, etag=str(token), as_of=timestamp(now), evidence_age_ms=ages)
+
+
+def rest_kind(run: Run, status: str) -> str:
+    """The kind of the receipt of a rest: an approval that was not carried out leaves the decision in the state it had."""
+    stays = run.review is not None and status == "in_review"
+    return "decision.review-moved" if stays else f"decision.{status}"
+
+
+def approvals(run: Run, status: str) -> list[Receipt]:
+    """The receipt of the reviewer's word, if the rest is the approval carried out."""
+    under = run.review
+    if under is None or status not in APPROVED:
+        return []
+    return [
+        receipt(
+            "decision.approved",
+            decision_id=str(run.id),
+            reviewed_by=str(under.reviewer),
+            note=under.note,
+            etag=str(under.etag),
+            fencing_token=run.token,
+        )
+    ]
+
+
+def _expires_at(run: Run, now: datetime) -> datetime:
+    return run.review.expires_at if run.review else now + run.type.review_within
+
+
+def _ages(packet: Packet | None, readings: Mapping[str, Reading]) -> dict[str, int]:
+    wall = datetime.now(UTC)
+    return {
+        item.name: readings[item.name].age_ms()
+        if item.name in readings
+        else max(0, (wall - datetime.fromisoformat(item.observed_at)) // MILLISECOND)
+        for item in (packet.items if packet else ())
+    }
+
+
+def _proposal_view(proposal: Decided) -> ProposalView:
+    return ProposalView(
+        terms=proposal.outcome.terms,
+        changes=[
+            ProposedChange(
+                kind=change.kind, id=change.id, version=change.base + 1, data=msgspec.Raw(change.data)
+            )
+            for change in proposal.changes
+        ],
+        effects=[_effect_view(op) for op in proposal.operations],
+        on_failure=proposal.operations[0].on_failure if proposal.operations else "keep",
+    )
+
+
+def _effect_view(op: NewOperation) -> ProposedEffect:
+    undo = None if op.compensation is None else msgspec.json.decode(op.compensation, type=NewOperation)
+    return ProposedEffect(
+        effect=op.effect,
+        key=op.key,
+        payload=msgspec.Raw(op.payload),
+        payload_hash=op.payload_hash,
+        after=list(op.after),
+        compensation=None if undo is None else _effect_view(undo),
+    )
