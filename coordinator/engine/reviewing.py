@@ -25,7 +25,7 @@ from coordinator.core.view import (
     timestamp,
 )
 from coordinator.engine.decide import Decided
-from coordinator.engine.run import Reading, Run, UnderReview
+from coordinator.engine.run import Reading, Run
 from coordinator.store.commit import KeptReview, NewOperation
 
 APPROVED = ("committed", "failed")
