@@ -19,6 +19,7 @@ from coordinator.core.evidence import (
 from coordinator.core.money import Money, money
 from coordinator.core.outcome import Commit, Decline, Effect, NeedMore, Outcome, Review
 from coordinator.core.packet import Missing, Packet, Present
+from coordinator.core.pool import Pool
 from coordinator.core.record import Change, Record, RecordKind
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "NeedMore",
     "Outcome",
     "Packet",
+    "Pool",
     "Present",
     "ReadRequest",
     "Record",

@@ -12,7 +12,6 @@ from coordinator.api.endpoint import READERS, Call, Shown, endpoint
 from coordinator.api.parameters import PAGE
 from coordinator.api.views import encode
 from coordinator.core.breaker import BreakerState
-from coordinator.core.evidence import LocalSource
 from coordinator.engine.service import Service
 from coordinator.errors import MalformedRequest
 
@@ -53,7 +52,7 @@ def _pools(service: Service) -> list[PoolShown]:
         PoolShown(
             provider=name, busy=0, total=service.settings.provider_concurrency, waiting=0, breaker="closed"
         )
-        for name in _declared(service) - called.keys()
+        for name in service.coordinator.providers - called.keys()
     ]
     used = [
         PoolShown(
@@ -66,16 +65,6 @@ def _pools(service: Service) -> list[PoolShown]:
         for name, provider in called.items()
     ]
     return sorted(unused + used, key=lambda pool: pool.provider)
-
-
-def _declared(service: Service) -> set[str]:
-    sources = {
-        evidence.source.provider
-        for declared in service.coordinator.types.values()
-        for evidence in declared.evidence.values()
-        if not isinstance(evidence.source, LocalSource)
-    }
-    return sources | {sink.provider for sink in service.coordinator.sinks.values()}
 
 
 ENDPOINTS = (index,)

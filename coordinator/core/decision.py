@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from coordinator.core.effect import Sink
-from coordinator.core.evidence import Addressed, Evidence, is_struct
+from coordinator.core.evidence import MAX_UNITS, Addressed, Evidence, is_struct
 from coordinator.core.outcome import Outcome
 from coordinator.core.packet import Packet
+from coordinator.core.pool import Pool
 from coordinator.core.record import Record, RecordKind
 from coordinator.core.where import declared_at
 from coordinator.errors import DeclarationError
@@ -244,10 +245,15 @@ def _cycle(waiting: Mapping[str, Evidence[Any, Any]]) -> list[str]:
 
 
 class Coordinator:
-    """Everything one service serves: decision types and record kinds. What ``coordinator serve MODULE:NAME`` is pointed at."""
+    """Everything one service serves: decision types, record kinds, and the limits of the providers that they call. What
+    ``coordinator serve MODULE:NAME`` is pointed at."""
 
     def __init__(
-        self, types: Sequence[DecisionType[Any, Any]], *, records: Sequence[RecordKind[Any]] = ()
+        self,
+        types: Sequence[DecisionType[Any, Any]],
+        *,
+        records: Sequence[RecordKind[Any]] = (),
+        pools: Sequence[Pool] = (),
     ) -> None:
         where = declared_at()
         self.types: dict[str, DecisionType[Any, Any]] = {}
@@ -268,6 +274,41 @@ class Coordinator:
                 self.sinks[declared.name, name] = sink
         if not self.types:
             raise DeclarationError("a Coordinator needs at least one decision type", where)
+        self.pools = self._checked(pools)
+
+    @property
+    def providers(self) -> frozenset[str]:
+        """The providers of all sources and sinks."""
+        return frozenset(provider for provider, _ in self._calls())
+
+    def longest_call_ms(self, provider: str) -> int:
+        """How long a call of it may take before we give up on it."""
+        return max(longest_ms for name, longest_ms in self._calls() if name == provider)
+
+    def _calls(self) -> Iterator[tuple[str, int]]:
+        """Provider and longest duration in ms of each reading and each effect that is declared."""
+        for declared in self.types.values():
+            for evidence in declared.evidence.values():
+                if evidence.local is None:
+                    yield evidence.remote.provider, evidence.deadline_ms
+        for sink in self.sinks.values():
+            yield sink.provider, sink.timeout_ms
+
+    def _checked(self, pools: Sequence[Pool]) -> dict[str, Pool]:
+        by_provider: dict[str, Pool] = {}
+        for pool in pools:
+            if pool.provider not in self.providers:
+                known = ", ".join(sorted(self.providers))
+                raise pool.wrong(f"nothing here calls a provider of this name, only {known}")
+            if by_provider.setdefault(pool.provider, pool) is not pool:
+                raise pool.wrong("it is declared twice")
+        for evidence in (each for declared in self.types.values() for each in declared.evidence.values()):
+            limit = None if evidence.local else by_provider.get(evidence.remote.provider)
+            if limit and evidence.units > (limit.limits.units_per_min or MAX_UNITS):
+                raise limit.wrong(
+                    f"evidence {evidence.name!r} is estimated at {evidence.units} units: it could never begin"
+                )
+        return by_provider
 
     def closables(self) -> list[Closable]:
         """The sources and sinks that hold something open."""
