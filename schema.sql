@@ -190,6 +190,62 @@ CREATE TABLE retry_minutes (
     PRIMARY KEY (tenant_id, minute)
 );
 
+-- Workers and tasks ----------------------------------------------------------------------------------------------------------
+-- A worker is a remote process that claims evidence tasks, at most max_tasks at once. How many it has in progress, and whether it
+-- is idle, busy or offline, is derived from its tasks and its heartbeat, never stored.
+CREATE TABLE workers (
+    tenant_id      uuid NOT NULL,
+    id             uuid NOT NULL,
+    name           text NOT NULL CHECK (name ~ '^[!-~]{1,63}$'),
+    capabilities   text[] NOT NULL,
+    max_tasks      int NOT NULL CHECK (max_tasks BETWEEN 1 AND 20),
+    incarnation    text,           -- which process has this name now, in its own words; null if it did not say
+    registered_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    heartbeat_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    drain_until    timestamptz,    -- it gets nothing new, and what it has left at this time is handed back
+    PRIMARY KEY (tenant_id, id),
+    UNIQUE (tenant_id, name)
+);
+
+-- One reading that a worker makes. Each claim raises fencing_token, and every report of a worker names the token it was given.
+CREATE TABLE tasks (
+    tenant_id         uuid NOT NULL,
+    id                uuid NOT NULL,
+    decision_id       uuid NOT NULL,
+    decision_token    bigint NOT NULL,     -- of the decision's holder that waits for it
+    evidence          text NOT NULL,
+    source            text NOT NULL,
+    capability        text NOT NULL,
+    pinned            text,                -- the name of the only worker that may have it
+    may_fall_back     boolean NOT NULL,    -- any capable worker may have it, too, if the pinned one cannot
+    request           json NOT NULL,
+    traceparent       text NOT NULL,
+    state             text NOT NULL CHECK (state IN ('waiting', 'in_progress', 'completed', 'failed', 'expired', 'cancelled')),
+    worker_id         uuid,
+    fencing_token     bigint NOT NULL DEFAULT 0,
+    attempts          int NOT NULL DEFAULT 0,
+    max_attempts      int NOT NULL CHECK (max_attempts >= 1),
+    created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    deadline_at       timestamptz NOT NULL,
+    lease_expires_at  timestamptz,
+    heartbeat_at      timestamptz,         -- when its worker was last heard of because of it
+    ended_at          timestamptz,
+    answer            json,                -- what the worker found, or why it could not
+    late_tokens       bigint[] NOT NULL DEFAULT '{}',    -- superseded holders that have answered: each is kept once
+    PRIMARY KEY (tenant_id, id),
+    FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions,
+    FOREIGN KEY (tenant_id, worker_id) REFERENCES workers,
+    CHECK ((state = 'in_progress') = (lease_expires_at IS NOT NULL)),
+    CHECK (state NOT IN ('in_progress', 'completed') OR worker_id IS NOT NULL),
+    CHECK (state <> 'waiting' OR worker_id IS NULL),
+    CHECK ((state IN ('completed', 'failed')) = (answer IS NOT NULL)),
+    CHECK ((state IN ('waiting', 'in_progress')) = (ended_at IS NULL)),
+    CHECK (attempts <= max_attempts)
+);
+CREATE INDEX tasks_waiting ON tasks (tenant_id, capability, created_at) WHERE state = 'waiting';
+CREATE INDEX tasks_in_progress ON tasks (tenant_id, worker_id) WHERE state = 'in_progress';
+CREATE INDEX tasks_of_decision ON tasks (tenant_id, decision_id);
+
 -- Receipts -------------------------------------------------------------------------------------------------------------------
 -- One per state change, appended in the change's own transaction. The log's row hands out contiguous indices: it is locked last,
 -- so the order of indices is the order of commits.
@@ -226,6 +282,8 @@ BEGIN
         'operations',
         'provider_events',
         'retry_minutes',
+        'workers',
+        'tasks',
         'logs',
         'receipts'
     ]
@@ -242,11 +300,14 @@ END $$;
 GRANT SELECT ON tenants TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON keys, records, decisions, operations, logs TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON retry_minutes TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON workers, tasks TO coordinator_app;
 GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
 
 CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON operations FOR SELECT TO coordinator_dispatch USING (true);
+CREATE POLICY which_tenants_have_work ON tasks FOR SELECT TO coordinator_dispatch USING (true);
 GRANT SELECT (tenant_id, status, lease_expires_at) ON decisions TO coordinator_dispatch;
 GRANT SELECT (tenant_id, state, due_at, lease_owner, lease_expires_at) ON operations TO coordinator_dispatch;
+GRANT SELECT (tenant_id, id, capability, pinned, state, lease_expires_at, deadline_at) ON tasks TO coordinator_dispatch;
 CREATE POLICY owner_makes_tenants ON tenants TO current_user USING (true);
 CREATE POLICY owner_opens_logs ON logs TO current_user USING (true);

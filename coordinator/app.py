@@ -31,6 +31,8 @@ from coordinator.api import (
     receipts,
     records,
     reference,
+    tasks,
+    workers,
 )
 from coordinator.api.auth import Keys
 from coordinator.api.endpoint import Api, Endpoint, by_path, raw_path, route
@@ -51,6 +53,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *notices.ENDPOINTS,
     *pools.ENDPOINTS,
     *receipts.ENDPOINTS,
+    *workers.ENDPOINTS,
+    *tasks.ENDPOINTS,
     *health.ENDPOINTS,
 )
 MAX_PROCESSES = 64

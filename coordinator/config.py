@@ -43,6 +43,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Repeated sends of one tenant, over all processes; what exceeds it waits for the next minute."""
     cleanup_ms: int = 2_000
     """How long the clean-ups of one cancelled reading may take together."""
+    worker_lease_ms: int = 15_000
+    """How long a remote worker may be silent about a task before another gets it, and about itself before it counts as offline."""
+    worker_poll_ms: int = 200
+    """How often a process looks for tasks that other processes asked for, ended or lost, while somebody here waits for any."""
+    worker_drain_ms: int = 30_000
+    """How long a draining worker may go on with what it has, unless it names another limit."""
+    task_attempts: int = 3
+    """How often a task is given to a worker before it fails because all of them fell silent."""
     max_body_bytes: int = 256 * 1024
     default_wait_s: int = 10
     max_wait_s: int = 60

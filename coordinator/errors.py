@@ -17,6 +17,7 @@
     │   ├── DecisionInFlight          409 decision-in-flight           decision, retry_after_ms
     │   ├── BudgetExhausted           409 budget-exhausted             budget, needed, available, resets_at
     │   ├── StateConflict             409 state-conflict               the thing is not in a state that allows it
+    │   ├── Supplanted                409 superseded               another holds it now, or it has ended
     │   ├── PreconditionFailed        412 precondition-failed          current_version
     │   ├── PreconditionRequired      428 precondition-required
     │   ├── IdempotencyKeyReused      422 idempotency-key-reused
@@ -138,6 +139,10 @@ class BudgetExhausted(RequestRefused):
 
 class StateConflict(RequestRefused):
     code = "state-conflict"
+
+
+class Supplanted(RequestRefused):
+    code = "superseded"
 
 
 class PreconditionFailed(RequestRefused):

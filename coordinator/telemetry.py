@@ -15,6 +15,7 @@
     coordinator_stage_seconds                     histogram  stage
     coordinator_readings_total                    counter    source, state
     coordinator_operations_total                  counter    effect, state
+    coordinator_tasks_total                       counter    source, state
     coordinator_transactions_total                counter    kind
     coordinator_running                           gauge      class
     coordinator_queued                            gauge      class
@@ -65,6 +66,9 @@ STAGE_SECONDS = Labelled(Histogram("coordinator_stage_seconds", "Time in one sta
 READINGS = Labelled(Counter("coordinator_readings_total", "Readings of sources", ["source", "state"]))
 OPERATIONS = Labelled(
     Counter("coordinator_operations_total", "State changes of operations", ["effect", "state"])
+)
+TASKS = Labelled(
+    Counter("coordinator_tasks_total", "Tasks of remote workers that have ended", ["source", "state"])
 )
 TRANSACTIONS = Labelled(Counter("coordinator_transactions_total", "Transactions of the path", ["kind"]))
 RUNNING = Labelled(

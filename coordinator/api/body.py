@@ -29,7 +29,11 @@ async def read_json(scope: Scope, receive: Receive, limit: int) -> JsonValue:
     """The body as strict JSON. Raises `BodyTooLarge`, `UnsupportedMediaType`, `MalformedRequest`."""
     _check_length(scope, limit)
     _check_media_type(scope)
-    text = await _read(receive, limit)
+    return parsed(await _read(receive, limit))
+
+
+def parsed(text: bytes) -> JsonValue:
+    """A whole body as strict JSON. Raises `MalformedRequest`."""
     try:
         return parse(text)
     except InvalidJson as error:

@@ -32,3 +32,27 @@ NOTICE: dict[str, Any] = {
 
 RECORD: dict[str, Any] = {"state": "draft"}
 """The body of ``PUT /v1/records/proposal/p-1``."""
+
+WORKER: dict[str, Any] = {"name": "worker-1", "capabilities": ["research"], "max_tasks": 3}
+"""The body of ``POST /v1/workers``."""
+
+DRAIN: dict[str, Any] = {"limit_ms": 30_000}
+"""The body of ``POST /v1/workers/{id}/drain``, which may also be empty."""
+
+HEARTBEAT: dict[str, Any] = {"fencing_token": 1, "progress": ["reading page 3 of 7"]}
+"""The body of ``POST /v1/tasks/{id}/heartbeat``."""
+
+COMPLETE: dict[str, Any] = {
+    "fencing_token": 1,
+    "result": {"summary": "two suppliers fit"},
+    "cost": {"amount_minor": 12, "currency": "SGD"},
+}
+"""The body of ``POST /v1/tasks/{id}/complete``."""
+
+FAIL: dict[str, Any] = {
+    "fencing_token": 1,
+    "code": "site-unreachable",
+    "message": "the supplier's site did not answer",
+    "retryable": True,
+}
+"""The body of ``POST /v1/tasks/{id}/fail``."""

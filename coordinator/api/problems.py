@@ -42,6 +42,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "decision-in-flight": (409, "A decision under this key is still running"),
     "budget-exhausted": (409, "The budget does not cover it"),
     "state-conflict": (409, "Its present state does not allow this"),
+    "superseded": (409, "Another holds it now, or it has ended"),
     "precondition-failed": (412, "The precondition does not hold"),
     "body-too-large": (413, "The body is too large"),
     "unsupported-media-type": (415, "The body is not JSON in UTF-8"),

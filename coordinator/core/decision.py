@@ -289,8 +289,8 @@ class Coordinator:
         """Provider and longest duration in ms of each reading and each effect that is declared."""
         for declared in self.types.values():
             for evidence in declared.evidence.values():
-                if evidence.local is None:
-                    yield evidence.remote.provider, evidence.deadline_ms
+                if evidence.provider is not None:
+                    yield evidence.provider, evidence.deadline_ms
         for sink in self.sinks.values():
             yield sink.provider, sink.timeout_ms
 
@@ -303,7 +303,7 @@ class Coordinator:
             if by_provider.setdefault(pool.provider, pool) is not pool:
                 raise pool.wrong("it is declared twice")
         for evidence in (each for declared in self.types.values() for each in declared.evidence.values()):
-            limit = None if evidence.local else by_provider.get(evidence.remote.provider)
+            limit = by_provider.get(evidence.provider or "")
             if limit and evidence.units > (limit.limits.units_per_min or MAX_UNITS):
                 raise limit.wrong(
                     f"evidence {evidence.name!r} is estimated at {evidence.units} units: it could never begin"

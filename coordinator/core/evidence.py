@@ -131,6 +131,30 @@ class LocalSource(Protocol[T_co]):
     def record_id(self, request: ReadRequest) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a remote worker is asked. ``request`` is all it is told. ``pinned`` names the only worker that may have the task;
+    ``may_fall_back`` lets any capable one have it if that one cannot."""
+
+    request: JsonValue
+    pinned: str | None = None
+    may_fall_back: bool = False
+
+
+@runtime_checkable
+class RemoteSource(Protocol[T_co]):
+    """A source whose readings are made by remote workers that have its ``capability``. `ask` raises ``ValueError`` if the request
+    lacks what it needs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def returns(self) -> type[T_co]: ...
+    @property
+    def capability(self) -> str: ...
+    def ask(self, request: ReadRequest) -> Ask: ...
+
+
 @runtime_checkable
 class Addressed(Protocol):
     """A source whose address is made of the request: ``asks_for`` are paths such as ``input.site``, checked when declared."""
@@ -195,7 +219,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self: Evidence[T, Required],
         name: str,
-        source: Source[T] | LocalSource[T],
+        source: Source[T] | LocalSource[T] | RemoteSource[T],
         *,
         deadline_ms: int | None = ...,
         freshness: Freshness = ...,
@@ -210,7 +234,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self: Evidence[T, Optional],
         name: str,
-        source: Source[T] | LocalSource[T],
+        source: Source[T] | LocalSource[T] | RemoteSource[T],
         *,
         deadline_ms: int | None = ...,
         freshness: Freshness = ...,
@@ -225,7 +249,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self,
         name: str,
-        source: Source[T] | LocalSource[T],
+        source: Source[T] | LocalSource[T] | RemoteSource[T],
         *,
         deadline_ms: int | None = None,
         freshness: Freshness = SNAPSHOT,
@@ -256,7 +280,9 @@ class Evidence(Generic[T, P]):
         self.name = name
         self.source = source
         self.local = source if isinstance(source, LocalSource) else None
+        self.by_worker = source if isinstance(source, RemoteSource) else None
         self.remote = cast("Source[T]", source)
+        self.provider = None if self.local or self.by_worker else self.remote.provider
         self.deadline_ms = deadline_ms
         self.freshness = freshness
         self.required = required

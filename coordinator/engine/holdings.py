@@ -29,6 +29,7 @@ from coordinator.engine.pools import Providers
 from coordinator.engine.recover import Held, renew_leases, sweep
 from coordinator.engine.run import Engine, Refusal, Run
 from coordinator.engine.slots import Chains, ClassSlots, Ticket
+from coordinator.engine.watch import Remote
 from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
 from coordinator.store import lease
 from coordinator.store.boundary import Boundary
@@ -59,11 +60,13 @@ class Holdings:
         self._operations: dict[UUID, Held] = {}
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
+        self.remote = Remote(database, tasks, progress=lambda tenant, decision, evidence, lines: None)
         self.engine = Engine(
             boundary=Boundary(database, tasks, coordinator.record_kinds),
             settings=settings,
             providers=Providers(settings.provider_concurrency),
             chains=Chains(),
+            tasks=self.remote.tasks,
             owner=uuid7(),
             new_id=uuid7,
             render_refusal=render_refusal,
@@ -212,6 +215,7 @@ class Holdings:
         self._due.clear()
 
     def start_loops(self) -> None:
+        self._tasks.start_soon(self.remote.watch)
         self._tasks.start_soon(renew_leases, self.engine, self._decisions, self._operations)
         self._tasks.start_soon(
             partial(
@@ -229,6 +233,7 @@ class Holdings:
         """From now on nothing new is taken on; what runs has until the limit to end."""
         if not self.draining:
             self.draining = True
+            self.remote.workers.stop()
             self._drain_until = time.monotonic() + self.settings.drain_s
 
     async def drain(self) -> None:

@@ -36,6 +36,7 @@ from coordinator.core.evidence import (
 )
 from coordinator.engine.items import no_answer, reading_of, record_reading
 from coordinator.engine.run import Engine, Reading, Run
+from coordinator.engine.tasks import NEVER_BEGUN, Asker
 from coordinator.logs import THEIR_FAULTS, description_of, traceback_of
 from coordinator.store.records import Locked, read_records
 
@@ -81,7 +82,10 @@ async def read(
             try:
                 if declared.local is not None:
                     return await _read_record(engine, run, declared, declared.local, request, began)
-                answer = await attempts.run(partial(_call, engine, run, declared, request))
+                call = partial(_call, engine, run, declared, request)
+                if declared.by_worker is not None:
+                    call = partial(_by_worker, engine, run, declared, request, began + limit)
+                answer = await attempts.run(call)
                 return reading_of(engine, run, declared, answer, began, attempts.count, then)
             except anyio.get_cancelled_exc_class():
                 await cleanups.run()
@@ -98,6 +102,22 @@ async def _call(engine: Engine, run: Run, declared: Evidence[Any, Any], request:
             call.used(answer.units)
             return answer
         finally:
+            run.bill(declared.name, answer.cost if answer else None)
+
+
+async def _by_worker(
+    engine: Engine, run: Run, declared: Evidence[Any, Any], request: ReadRequest, until: float
+) -> Answer[Any]:
+    """One task of a remote worker; its capacity is the limit, and no provider's slot is held. Where no worker ever had the task,
+    nothing can have been spent."""
+    assert declared.by_worker is not None
+    asker = Asker(run.tenant, run.id, run.token, request.traceparent, until)
+    answer: Answer[Any] | None = None
+    try:
+        answer = await engine.tasks.read(asker, declared, declared.by_worker, request)
+        return answer
+    finally:
+        if not isinstance(answer, Failed) or answer.code not in NEVER_BEGUN:
             run.bill(declared.name, answer.cost if answer else None)
 
 

@@ -23,6 +23,7 @@ from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
 from coordinator.engine.pools import Providers
 from coordinator.engine.slots import Chains
+from coordinator.engine.tasks import Tasks
 from coordinator.errors import RequestRefused
 from coordinator.store.boundary import Boundary
 from coordinator.store.records import Key, Locked
@@ -167,6 +168,7 @@ class Engine:
     settings: Settings
     providers: Providers
     chains: Chains
+    tasks: Tasks
     owner: UUID
     new_id: Callable[[], UUID]
     render_refusal: Refusal

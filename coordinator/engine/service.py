@@ -75,6 +75,7 @@ class Service:
         self.settings = database.settings
         self._holdings = holdings
         self.operations = Operations(holdings.engine)
+        self.workers = holdings.remote.workers
 
     @property
     def draining(self) -> bool:

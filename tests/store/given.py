@@ -29,6 +29,8 @@ from coordinator.store.commit import (
 from coordinator.store.database import Connection, Database
 from coordinator.store.keys import tenant_named
 from coordinator.store.settle import Settlement, settle
+from coordinator.store.tasks import NewTask
+from coordinator.store.workers import Registration
 from tests.support import eventually
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -159,6 +161,30 @@ def settlement(decision: UUID, op: NewOperation, state: str, token: int = 1, **m
         in_doubt=False,
         linked=False,
     )
+    return msgspec.structs.replace(made, **more)
+
+
+def new_task(decision: UUID, **more: Any) -> NewTask:
+    """A reading that any worker with the capability ``research`` may make, with half a minute for it."""
+    made = NewTask(
+        id=uuid7(),
+        decision_id=decision,
+        decision_token=1,
+        evidence="research",
+        source="research",
+        capability="research",
+        pinned=None,
+        may_fall_back=False,
+        request=b'{"input":{}}',
+        traceparent=TRACE,
+        deadline_ms=30_000,
+        max_attempts=3,
+    )
+    return msgspec.structs.replace(made, **more)
+
+
+def registration(name: str = "w1", **more: Any) -> Registration:
+    made = Registration(id=uuid7(), name=name, capabilities=["research"], max_tasks=3, incarnation=None)
     return msgspec.structs.replace(made, **more)
 
 

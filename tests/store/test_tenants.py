@@ -16,7 +16,19 @@ from coordinator.store.keys import create_key
 from coordinator.store.lease import tenants_with_work
 from coordinator.store.resolve import REMEMBER_EVENT
 from coordinator.store.settle import COUNT_RETRIES
-from tests.store.given import admitted, changes, commit_all, new_operation, new_tenant, only_row, proposal
+from coordinator.store.tasks import ask
+from coordinator.store.workers import register
+from tests.store.given import (
+    admitted,
+    changes,
+    commit_all,
+    new_operation,
+    new_task,
+    new_tenant,
+    only_row,
+    proposal,
+    registration,
+)
 from tests.support.postgres import Databases
 
 TABLES = (
@@ -28,6 +40,8 @@ TABLES = (
     "operations",
     "provider_events",
     "retry_minutes",
+    "workers",
+    "tasks",
     "logs",
     "receipts",
 )
@@ -37,6 +51,8 @@ UPDATABLE = {
     "decisions": "status = status",
     "operations": "state = state",
     "retry_minutes": "used = used",
+    "workers": "name = name",
+    "tasks": "state = state",
     "logs": "size = size",
 }
 
@@ -62,6 +78,8 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
                 await create_key(connection, owner, uuid7(), "a key", ["decide"])
                 await connection.execute(COUNT_RETRIES, owner, 1)
                 await connection.execute(REMEMBER_EVENT, owner, "send", "event-1")
+                await register(connection, owner, registration())
+                await ask(connection, owner, [new_task(decision)], lease_ms=1_000)
     return made
 
 
@@ -154,6 +172,7 @@ async def test_the_dispatch_view_sees_of_all_tenants_who_has_work_and_nothing_el
     shown = {
         "decisions": {"tenant_id", "status", "lease_expires_at"},
         "operations": {"tenant_id", "state", "due_at", "lease_owner", "lease_expires_at"},
+        "tasks": {"tenant_id", "id", "capability", "pinned", "state", "lease_expires_at", "deadline_at"},
     }
     for table in TABLES:
         async with database.dispatch_view() as connection:

@@ -1,0 +1,95 @@
+"""Watch: the one look of a process at what other processes did with tasks, instead of one for each poll and each reading.
+
+While a poll or a reading waits here, every `worker_poll_ms` (with jitter, so that processes do not look in step), in one
+transaction that sees of all tenants only this much:
+
+    tasks awaited here that have ended      -> their answers are fetched and delivered
+    tenants with tasks whose lease ran out  -> handed back: waiting again, failed after the last attempt, or expired
+    tasks that wait for a worker            -> offered to as many polls as there are tasks
+
+While nothing waits here, it does nothing. Polls that are open count as signs of life: their workers are touched together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from uuid import UUID
+
+import anyio
+from anyio.abc import TaskGroup
+
+from coordinator.engine.tasks import Tasks
+from coordinator.engine.workers import Progress, Workers
+from coordinator.errors import CommitUnknown, Overloaded
+from coordinator.store import handback, tasks, workers
+from coordinator.store.database import Database
+
+log = logging.getLogger(__name__)
+
+
+class Remote:
+    """Everything of a process that has to do with remote workers; `watch` runs as long as the service does."""
+
+    def __init__(self, database: Database, group: TaskGroup, progress: Progress) -> None:
+        self._database = database
+        self._settings = database.settings
+        self._needed = asyncio.Event()
+        self._touched = time.monotonic()
+        self.tasks = Tasks(database, group, self._offer, self._needed.set)
+        self.workers = Workers(database, group, self._needed.set, self.tasks.deliver, progress)
+
+    def _offer(self, tenant: UUID, capability: str, pinned: str | None) -> None:
+        self.workers.polls.offer(tenant, capability, pinned)
+
+    async def watch(self) -> None:
+        while True:
+            await self._needed.wait()
+            try:
+                await self._look()
+            except (CommitUnknown, Overloaded, OSError) as error:
+                log.warning("could not look after tasks: %s", error)
+            except Exception:  # the boundary of a loop that must not end
+                log.exception("could not look after tasks")
+            await anyio.sleep(self._settings.worker_poll_ms / 1000 * random.uniform(0.75, 1.25))
+            if not self.workers.polls and not self.tasks.awaited:
+                self._needed.clear()
+
+    async def _look(self) -> None:
+        await self._touch()
+        awaited = [(task.tenant, id) for id, task in self.tasks.awaited.items()]
+        async with self._database.dispatch_view() as connection:
+            ended = await tasks.ended_of_all(connection, awaited) if awaited else []
+            lost = await handback.tenants_with_lost(connection)
+            waiting = await handback.open_tasks(connection) if self.workers.polls else ()
+        for tenant in lost:
+            await self._hand_back(tenant)
+        await self._fetch(ended)
+        for group in waiting:
+            self.workers.polls.offer(group.tenant, group.capability, group.pinned, group.count)
+
+    async def _touch(self) -> None:
+        if time.monotonic() - self._touched < self._settings.worker_lease_ms / 3000:
+            return
+        self._touched = time.monotonic()
+        for tenant, polls in list(self.workers.polls.by_tenant.items()):
+            ids = sorted({poll.worker for poll in polls if not poll.gone})
+            await self._database.run(tenant, partial(workers.touch, tenant=tenant, ids=ids))
+
+    async def _hand_back(self, tenant: UUID) -> None:
+        handed_back = await self._database.run(tenant, partial(handback.hand_back_lost, tenant=tenant))
+        self.workers.offer_again(tenant, handed_back)
+        await self._fetch([(tenant, task.id) for task in handed_back if task.id in self.tasks.awaited])
+
+    async def _fetch(self, ended: Sequence[tuple[UUID, UUID]]) -> None:
+        by_tenant: dict[UUID, list[UUID]] = defaultdict(list)
+        for tenant, id in ended:
+            by_tenant[tenant].append(id)
+        for tenant, ids in by_tenant.items():
+            async with self._database.transaction(tenant) as connection:
+                self.tasks.deliver(await tasks.fetch(connection, tenant, ids))

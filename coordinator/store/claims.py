@@ -1,0 +1,282 @@
+"""Tasks as workers see them: claimed, kept by heartbeats, answered.
+
+A claim is one transaction that locks the worker's row first and counts after that: two polls of one worker take turns, so that
+together they never get more than it may have, and SKIP LOCKED keeps two workers from the same task. Each claim raises the task's
+fencing token and is written down before the worker hears of it.
+
+Every report names the token it was given. One that is no longer the task's, or whose task has ended, changes nothing: `Superseded`.
+What such a worker found is kept once as a receipt, because it was paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from coordinator.core.canonical import digest
+from coordinator.core.receipt import Receipt
+from coordinator.store import log
+from coordinator.store.database import Connection
+from coordinator.store.handback import task_receipt
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """At most ``limit`` tasks for ``worker``; if ``incarnation`` is given, only while the name is still that process's."""
+
+    worker: UUID
+    limit: int
+    incarnation: str | None
+    lease_ms: int
+
+
+class ClaimedTask(msgspec.Struct, frozen=True, kw_only=True):
+    id: UUID
+    fencing_token: int
+    source: str
+    capability: str
+    request: bytes
+    deadline_at: datetime
+    remaining_ms: int
+    attempts: int
+    traceparent: str
+    decision_id: UUID
+    evidence: str
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """``name`` and ``capabilities`` are the worker's; ``draining`` says that it will get nothing any more, ``full`` that it had
+    nothing free a moment ago."""
+
+    name: str
+    capabilities: list[str]
+    draining: bool
+    full: bool
+    tasks: list[ClaimedTask]
+
+
+class NotYours(msgspec.Struct, frozen=True):
+    """The worker's name belongs to another incarnation."""
+
+
+class Beat(msgspec.Struct, frozen=True):
+    task: UUID
+    token: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a task, as its worker tells it. ``state`` is completed or failed, ``encoded`` the stored bytes of its answer."""
+
+    task: UUID
+    token: int
+    state: str
+    encoded: bytes
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """The task is still the worker's, until ``lease_expires_at``."""
+
+    decision_id: UUID
+    evidence: str
+    lease_expires_at: datetime
+    deadline_at: datetime
+    remaining_ms: int
+    draining: bool
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """The task has ended as reported; ``first`` unless it had been reported before."""
+
+    state: str
+    first: bool
+
+
+class Superseded(msgspec.Struct, frozen=True, kw_only=True):
+    """The report came too late. ``state`` is the task's; ``late``: an answer was now kept as a receipt, for the first time."""
+
+    state: str
+    late: bool
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """There is no such task."""
+
+
+# A claim that waits here for another of the same worker sees, in its next statement, what that one took.
+LOCK = """
+UPDATE workers SET heartbeat_at = clock_timestamp()
+WHERE tenant_id = $1 AND id = $2
+RETURNING name, capabilities, max_tasks, incarnation, drain_until IS NOT NULL AS draining,
+    max_tasks <= (SELECT count(*) FROM tasks t WHERE t.tenant_id = $1 AND t.worker_id = $2 AND t.state = 'in_progress') AS full
+"""
+
+CLAIM = """
+WITH room AS (
+    SELECT least($6, $4 - count(*)) AS free FROM tasks WHERE tenant_id = $1 AND worker_id = $2 AND state = 'in_progress'
+), found AS (
+    SELECT t.id FROM tasks t
+    WHERE t.tenant_id = $1 AND t.state = 'waiting' AND t.capability = ANY ($3::text[]) AND (t.pinned IS NULL OR t.pinned = $5)
+      AND t.deadline_at > clock_timestamp()
+      AND EXISTS (SELECT FROM decisions d WHERE d.tenant_id = $1 AND d.id = t.decision_id AND d.answer IS NULL)
+    ORDER BY t.created_at, t.id LIMIT (SELECT greatest(free, 0) FROM room)
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE tasks t
+SET state = 'in_progress', worker_id = $2, fencing_token = t.fencing_token + 1, attempts = t.attempts + 1,
+    lease_expires_at = least(clock_timestamp() + $7 * interval '1 ms', t.deadline_at), heartbeat_at = clock_timestamp()
+FROM found WHERE t.tenant_id = $1 AND t.id = found.id
+RETURNING t.id, t.fencing_token, t.source, t.capability, t.request, t.deadline_at, t.attempts, t.traceparent, t.decision_id,
+          t.evidence, (extract(epoch FROM t.deadline_at - clock_timestamp()) * 1000)::bigint AS remaining_ms
+"""
+
+# A decision that rests needs no evidence: then its task is not kept, and whoever waits for leases to run out ends it.
+HEARTBEAT = """
+UPDATE tasks t
+SET lease_expires_at = least(clock_timestamp() + $4 * interval '1 ms', t.deadline_at, w.drain_until), heartbeat_at = clock_timestamp()
+FROM unnest($2::uuid[], $3::bigint[]) AS h (id, token), workers w
+WHERE t.tenant_id = $1 AND t.id = h.id AND t.fencing_token = h.token AND t.state = 'in_progress'
+  AND w.tenant_id = $1 AND w.id = t.worker_id
+  AND EXISTS (SELECT FROM decisions d WHERE d.tenant_id = $1 AND d.id = t.decision_id AND d.answer IS NULL)
+RETURNING t.id, t.fencing_token, t.decision_id, t.evidence, t.lease_expires_at, t.deadline_at, w.drain_until IS NOT NULL AS draining,
+          (extract(epoch FROM t.deadline_at - clock_timestamp()) * 1000)::bigint AS remaining_ms
+"""
+
+END = """
+UPDATE tasks t
+SET state = e.state, answer = e.answer, lease_expires_at = NULL, ended_at = clock_timestamp()
+FROM unnest($2::uuid[], $3::bigint[], $4::text[], $5::json[]) AS e (id, token, state, answer)
+WHERE t.tenant_id = $1 AND t.id = e.id AND t.fencing_token = e.token AND t.state = 'in_progress'
+RETURNING t.id, t.decision_id, t.evidence, t.fencing_token, t.state, t.worker_id, t.attempts, t.answer
+"""
+
+LOOK = """
+SELECT id, decision_id, evidence, state, fencing_token, answer FROM tasks
+WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) FOR NO KEY UPDATE
+"""
+
+REMEMBER_LATE = """
+UPDATE tasks SET late_tokens = late_tokens || $3 WHERE tenant_id = $1 AND id = $2 AND NOT $3 = ANY (late_tokens) RETURNING id
+"""
+
+
+async def claim(connection: Connection, tenant: UUID, wanted: Claim) -> Claimed | NotYours | None:
+    """None if there is no such worker."""
+    worker = await connection.fetchrow(LOCK, tenant, wanted.worker)
+    if worker is None:
+        return None
+    if wanted.incarnation is not None and worker["incarnation"] != wanted.incarnation:
+        return NotYours()
+    rows: Sequence[asyncpg.Record] = []
+    if not worker["draining"]:
+        rows = await connection.fetch(
+            CLAIM,
+            tenant,
+            wanted.worker,
+            worker["capabilities"],
+            worker["max_tasks"],
+            worker["name"],
+            wanted.limit,
+            wanted.lease_ms,
+        )
+    if rows:
+        receipts = [
+            task_receipt(row, "task.in-progress", worker=str(wanted.worker), attempt=row["attempts"])
+            for row in rows
+        ]
+        await log.append(connection, tenant, receipts)
+    tasks = [ClaimedTask(**row) for row in rows]
+    return Claimed(worker["name"], worker["capabilities"], worker["draining"], worker["full"], tasks)
+
+
+async def heartbeat(
+    connection: Connection, tenant: UUID, beats: Sequence[Beat], *, lease_ms: int
+) -> Sequence[Kept | Superseded | Unknown]:
+    """Prolong the leases of those tasks that are still in the hands that the beats come from."""
+    ids, tokens = [beat.task for beat in beats], [beat.token for beat in beats]
+    rows = await connection.fetch(HEARTBEAT, tenant, ids, tokens, lease_ms)
+    kept = {(row["id"], row["fencing_token"]): _kept(row) for row in rows}
+    missed = {beat.task for beat in beats if (beat.task, beat.token) not in kept}
+    known = {row["id"]: row for row in await connection.fetch(LOOK, tenant, missed)} if missed else {}
+    return [kept.get((beat.task, beat.token)) or _superseded(known.get(beat.task)) for beat in beats]
+
+
+def _kept(row: asyncpg.Record) -> Kept:
+    return Kept(**{name: row[name] for name in Kept.__struct_fields__})
+
+
+def _superseded(row: asyncpg.Record | None) -> Superseded | Unknown:
+    return Unknown() if row is None else Superseded(state=str(row["state"]), late=False)
+
+
+async def end(
+    connection: Connection, tenant: UUID, reports: Sequence[Report]
+) -> Sequence[Accepted | Superseded | Unknown]:
+    """For each whether it ended its task. The same report again is accepted again; a late one is kept as a receipt, once."""
+    first: dict[tuple[UUID, int], Report] = {}
+    for report in reports:
+        first.setdefault((report.task, report.token), report)
+    rows = await _end(connection, tenant, list(first.values()))
+    ended = {(row["id"], row["fencing_token"]): row for row in rows}
+    receipts = [_ended_receipt(row) for row in rows]
+    in_time = {id(first[key]) for key in ended}
+    late = {report.task for report in reports if id(report) not in in_time}
+    known = {row["id"]: row for row in await connection.fetch(LOOK, tenant, late)} if late else {}
+    answers: list[Accepted | Superseded | Unknown] = []
+    for report in reports:
+        if id(report) in in_time:
+            answers.append(Accepted(state=report.state, first=True))
+        else:
+            answers.append(await _late(connection, tenant, report, known.get(report.task), receipts))
+    if receipts:
+        await log.append(connection, tenant, receipts)
+    return answers
+
+
+async def _end(connection: Connection, tenant: UUID, reports: Sequence[Report]) -> Sequence[asyncpg.Record]:
+    rows: Sequence[asyncpg.Record] = await connection.fetch(
+        END,
+        tenant,
+        [report.task for report in reports],
+        [report.token for report in reports],
+        [report.state for report in reports],
+        [report.encoded for report in reports],
+    )
+    return rows
+
+
+async def _late(
+    connection: Connection,
+    tenant: UUID,
+    report: Report,
+    row: asyncpg.Record | None,
+    receipts: list[Receipt],
+) -> Accepted | Superseded | Unknown:
+    if row is None:
+        return Unknown()
+    token: int = row["fencing_token"]
+    if (report.token, report.state, report.encoded) == (token, row["state"], row["answer"]):
+        return Accepted(state=report.state, first=False)
+    state = str(row["state"])
+    if not 1 <= report.token <= token:
+        return Superseded(state=state, late=False)
+    if await connection.fetchval(REMEMBER_LATE, tenant, report.task, report.token) is None:
+        return Superseded(state=state, late=False)
+    answer = msgspec.json.decode(report.encoded)
+    facts = {"answered_under": report.token, "learnt": report.state, "answer": answer, "state": state}
+    receipts.append(task_receipt(row, "task.late-answer", **facts))
+    return Superseded(state=state, late=True)
+
+
+def _ended_receipt(row: asyncpg.Record) -> Receipt:
+    answer: bytes = row["answer"]
+    return task_receipt(
+        row,
+        f"task.{row['state']}",
+        worker=str(row["worker_id"]),
+        attempt=row["attempts"],
+        answer_digest=digest(answer),
+        cost=msgspec.json.decode(answer).get("cost"),
+    )
