@@ -79,9 +79,9 @@ CREATE TABLE record_versions (
 );
 
 -- Decisions ------------------------------------------------------------------------------------------------------------------
--- queued and running decisions are held under a lease by one process; each claim raises fencing_token, and every write of a
--- holder names its token. A resting decision has no lease, and its answer never changes; one that is in review is held while an
--- approval of it is carried out.
+-- A queued decision is held by nobody; any process with a free slot claims it. A running one is held under a lease by one process.
+-- Each claim raises fencing_token, and every write of a holder names its token. A resting decision has no lease, and its answer
+-- never changes; one that is in review is held while an approval of it is carried out.
 CREATE TABLE decisions (
     tenant_id         uuid NOT NULL,
     id                uuid NOT NULL,
@@ -98,6 +98,9 @@ CREATE TABLE decisions (
     traceparent       text NOT NULL,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     deadline_at       timestamptz NOT NULL,
+    queued_at         timestamptz NOT NULL DEFAULT clock_timestamp(),    -- its place in the queue; kept when it is queued again
+    estimated_ms      int,        -- when it was expected to start, if it had to wait
+    requeues          int NOT NULL DEFAULT 0,
     lease_owner       uuid,
     lease_expires_at  timestamptz,
     fencing_token     bigint NOT NULL DEFAULT 1,
@@ -110,7 +113,7 @@ CREATE TABLE decisions (
     reviewed          json,         -- the latest verdict that was begun: whose, which, on which etag
     PRIMARY KEY (tenant_id, id),
     UNIQUE (tenant_id, idempotency_key),
-    CHECK (status = 'in_review' OR (status IN ('queued', 'running')) = (lease_owner IS NOT NULL)),
+    CHECK (status = 'in_review' OR (status = 'running') = (lease_owner IS NOT NULL)),
     CHECK ((lease_owner IS NULL) = (lease_expires_at IS NULL)),
     CHECK ((status IN ('queued', 'running')) = (answer IS NULL)),
     CHECK ((answer IS NULL) = (answer_status IS NULL)),
@@ -118,10 +121,30 @@ CREATE TABLE decisions (
     CHECK ((status = 'in_review') = (review IS NOT NULL)),
     CHECK ((status = 'in_review') = (review_expires_at IS NOT NULL))
 );
-CREATE INDEX decisions_leased ON decisions (tenant_id, lease_expires_at) WHERE status IN ('queued', 'running');
+CREATE INDEX decisions_leased ON decisions (tenant_id, lease_expires_at) WHERE status = 'running';
+CREATE INDEX decisions_queued ON decisions (tenant_id, class, queued_at, id) WHERE status = 'queued';
+CREATE INDEX decisions_overdue ON decisions (tenant_id, deadline_at) WHERE status = 'queued';
 CREATE INDEX decisions_by_record ON decisions (tenant_id, record_kind, record_id, id) WHERE record_kind IS NOT NULL;
 CREATE INDEX decisions_by_status ON decisions (tenant_id, status, id);
 CREATE INDEX decisions_in_review ON decisions (tenant_id, review_expires_at) WHERE status = 'in_review';
+
+-- How many decisions of a class are queued; changed in the transaction that changes their status, so that it is bounded exactly.
+CREATE TABLE queues (
+    tenant_id   uuid NOT NULL,
+    class       text NOT NULL,
+    depth       int NOT NULL DEFAULT 0 CHECK (depth >= 0),
+    PRIMARY KEY (tenant_id, class)
+);
+CREATE INDEX queues_waiting ON queues (tenant_id, class) WHERE depth > 0;
+
+-- What each process says of itself every second, in rows of no tenant (uuid 0): see engine/presence.py.
+CREATE TABLE processes (
+    tenant_id   uuid NOT NULL,
+    id          uuid NOT NULL,
+    state       json NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    PRIMARY KEY (tenant_id, id)
+);
 
 -- Operations -----------------------------------------------------------------------------------------------------------------
 -- A committed effect. It is born claimed: the commit that creates it is the claim that must be durable before the provider is
@@ -279,6 +302,8 @@ BEGIN
         'records',
         'record_versions',
         'decisions',
+        'queues',
+        'processes',
         'operations',
         'provider_events',
         'retry_minutes',
@@ -296,17 +321,20 @@ BEGIN
     END LOOP;
 END $$;
 
--- Nothing is ever deleted, and receipts are never updated: the grants say so. Only the database's owner makes tenants.
+-- Nothing that happened is ever deleted, and receipts are never updated: the grants say so. Only the database's owner makes tenants.
 GRANT SELECT ON tenants TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON keys, records, decisions, operations, logs TO coordinator_app;
-GRANT SELECT, INSERT, UPDATE ON retry_minutes TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON workers, tasks TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON retry_minutes, queues TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON processes TO coordinator_app;
 GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
 
 CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON operations FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON tasks FOR SELECT TO coordinator_dispatch USING (true);
-GRANT SELECT (tenant_id, status, lease_expires_at) ON decisions TO coordinator_dispatch;
+CREATE POLICY which_tenants_have_work ON queues FOR SELECT TO coordinator_dispatch USING (true);
+GRANT SELECT (tenant_id, class, status, queued_at, deadline_at, lease_expires_at) ON decisions TO coordinator_dispatch;
+GRANT SELECT ON queues TO coordinator_dispatch;
 GRANT SELECT (tenant_id, state, due_at, lease_owner, lease_expires_at) ON operations TO coordinator_dispatch;
 GRANT SELECT (tenant_id, id, capability, pinned, state, lease_expires_at, deadline_at) ON tasks TO coordinator_dispatch;
 CREATE POLICY owner_makes_tenants ON tenants TO current_user USING (true);

@@ -11,9 +11,9 @@ from coordinator.core.fairness import ClassLimits
 from coordinator.errors import ConfigurationError
 
 DEFAULT_CLASSES = {
-    "urgent": ClassLimits(weight=8, reserved=8, queue_depth=200),
-    "interactive": ClassLimits(weight=4, reserved=8, queue_depth=500),
-    "bulk": ClassLimits(weight=1, reserved=0, queue_depth=1000),
+    "urgent": ClassLimits(weight=8, reserved=8, queue_depth=200, start_objective_ms=250),
+    "interactive": ClassLimits(weight=4, reserved=8, queue_depth=500, start_objective_ms=2_000),
+    "bulk": ClassLimits(weight=1, reserved=0, queue_depth=10_000, start_objective_ms=600_000),
 }
 
 
@@ -35,6 +35,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a process may be silent before another takes over its decisions and operations."""
     poll_ms: int = 500
     """How often a process looks for work that nobody holds."""
+    queue_poll_ms: int = 100
+    """How often a process looks how many decisions are queued; of its own it knows at once."""
+    max_run_ms: int = 600_000
+    """How long one run may hold its slot; then it is stopped and the decision queued again."""
+    max_requeues: int = 5
+    """How often a decision may be queued again, because its process fell silent or its run took too long, before it is put before a
+    person."""
     provider_concurrency: int = 64
     """Calls to one provider at once, from this process."""
     max_dispatching: int = 256

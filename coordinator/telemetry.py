@@ -19,6 +19,12 @@
     coordinator_transactions_total                counter    kind
     coordinator_running                           gauge      class
     coordinator_queued                            gauge      class
+    coordinator_oldest_queued_seconds             gauge      class
+    coordinator_start_seconds                     histogram  class
+    coordinator_late_starts_total                 counter    class
+    coordinator_start_estimate_error_seconds      histogram  class
+    coordinator_refused_total                     counter    class
+    coordinator_requeued_total                    counter    reason
     coordinator_taken_over_total                  counter    what
 
 No label carries anything of a tenant: names of types, sources and effects are the deployer's own, fixed when the module loads.
@@ -75,8 +81,35 @@ RUNNING = Labelled(
     Gauge("coordinator_running", "Decisions that hold a slot", ["class"], multiprocess_mode="livesum")
 )
 QUEUED = Labelled(
-    Gauge("coordinator_queued", "Decisions that wait for a slot", ["class"], multiprocess_mode="livesum")
+    Gauge("coordinator_queued", "Decisions that wait for a slot", ["class"], multiprocess_mode="livemax")
 )
+OLDEST_QUEUED = Labelled(
+    Gauge(
+        "coordinator_oldest_queued_seconds",
+        "Age of the oldest that waits for a slot",
+        ["class"],
+        multiprocess_mode="livemax",
+    )
+)
+STARTS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
+START_SECONDS = Labelled(
+    Histogram("coordinator_start_seconds", "From admission to start", ["class"], buckets=STARTS)
+)
+LATE_STARTS = Labelled(
+    Counter("coordinator_late_starts_total", "Starts later than the class's objective", ["class"])
+)
+ESTIMATE_ERROR_SECONDS = Labelled(
+    Histogram(
+        "coordinator_start_estimate_error_seconds",
+        "By how much the estimated start of a queued decision was wrong",
+        ["class"],
+        buckets=STARTS,
+    )
+)
+REFUSED = Labelled(
+    Counter("coordinator_refused_total", "Requests refused because their queue was full", ["class"])
+)
+REQUEUED = Labelled(Counter("coordinator_requeued_total", "Decisions queued again", ["reason"]))
 TAKEN_OVER = Labelled(
     Counter("coordinator_taken_over_total", "Work taken over from a silent process", ["what"])
 )

@@ -69,6 +69,7 @@ class DecisionType(Generic[R, D]):
         time_limit_ms: int,
         max_rounds: int,
         review_within: timedelta,
+        cost: float,
         where: str,
     ) -> None:
         self.name = name
@@ -81,6 +82,7 @@ class DecisionType(Generic[R, D]):
         self.time_limit_ms = time_limit_ms
         self.max_rounds = max_rounds
         self.review_within = review_within
+        self.cost = cost
         self.where = where
         self.reserves = [declared.reserves for declared in evidence.values() if declared.reserves is not None]
         self.types: dict[str, Any] = {name: declared.source.returns for name, declared in evidence.items()}
@@ -98,13 +100,14 @@ def decision_type(
     time_limit_ms: int = 30_000,
     max_rounds: int = 8,
     review_within: timedelta = timedelta(days=7),
+    cost: float = 1.0,
 ) -> DecisionType[R, Any]:
     """Declare a decision type.
 
     ``policy(request, packet, record)`` is pure and synchronous. ``effects`` are the sinks that its outcomes may name.
     ``time_limit_ms`` bounds the whole decision, ``max_rounds`` how often the policy may run before the decision ends as
-    `conflicted` or `in_review`. A review that nobody has ended ``review_within`` that time ends as `expired`. Raises
-    `DeclarationError`.
+    `conflicted` or `in_review`. A review that nobody has ended ``review_within`` that time ends as `expired`. ``cost`` is how much
+    one of these counts when tenants of a class take turns: one that costs 10 is weighed as ten others. Raises `DeclarationError`.
     """
     where = declared_at()
 
@@ -131,6 +134,8 @@ def decision_type(
         raise wrong(
             f"review_within must be a timedelta within 1 s..{MAX_REVIEW.days} d, not {review_within!r}"
         )
+    if not 0.01 <= cost <= 1000:
+        raise wrong("cost must be within 0.01..1000")
     ordered = _in_dependency_order(evidence, request, wrong)
     if len({declared.reserves.currency for declared in evidence if declared.reserves}) > 1:
         raise wrong("its evidence reserves in more than one currency")
@@ -146,6 +151,7 @@ def decision_type(
         time_limit_ms,
         max_rounds,
         review_within,
+        cost,
         where,
     )
 

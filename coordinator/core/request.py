@@ -30,6 +30,9 @@ class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     time_limit_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] | None = None
 
 
+decode_request = msgspec.json.Decoder(DecisionRequest).decode
+
+
 def fingerprint(method: str, route: str, body: JsonValue) -> bytes:
     """SHA-256 over method, route and canonical body: another spelling of the same JSON is the same request."""
     return hashlib.sha256(b"\n".join((method.encode(), route.encode(), canonical(body)))).digest()

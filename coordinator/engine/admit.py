@@ -2,10 +2,10 @@
 
     1  the input fits the decision type                       else 400
        what its evidence may cost fits the request's ceiling  else 409
-    2  the class has a slot, or room in its queue             else 429, within microseconds
-    3  one transaction stores it under its idempotency key    known key: replay, join, or 422
+    2  the class has a slot, or room in its queue             else 429, most of the time within microseconds
+    3  one transaction stores it under its idempotency key    known key: replay, join, or 422; no room left: 429
 
-A queued decision is durable too: whoever dies, another process finds it. It waits for its slot in the order of its class.
+With a slot it is born running here; without, it is queued in the database, and any process will claim it in its turn.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import Coordinator, DecisionType
 from coordinator.core.money import Money, total
 from coordinator.core.pointer import located
-from coordinator.core.request import DecisionRequest, fingerprint
+from coordinator.core.request import DecisionRequest, decode_request, fingerprint
 from coordinator.engine.run import Engine, Run
-from coordinator.engine.slots import Ticket
+from coordinator.engine.schedule import Schedule, Slot
 from coordinator.errors import (
     BudgetExhausted,
     CommitUnknown,
@@ -34,9 +34,9 @@ from coordinator.errors import (
 )
 from coordinator.failpoints import failpoint
 from coordinator.store import reading
-from coordinator.store.admit import Admission, Admitted, Known
+from coordinator.store.admit import Admission, Admitted, Known, NoRoom
 from coordinator.store.keys import Key
-from coordinator.store.lease import ClaimedDecision
+from coordinator.store.queue import Claimed
 from coordinator.store.records import Locked, read_records
 
 ROUTE = ("POST", "/v1/decisions")
@@ -85,8 +85,15 @@ def _check_ceiling(declared: DecisionType[Any, Any], ceiling: Money | None) -> N
         raise BudgetExhausted(detail, budget="decision", needed=needed, available=ceiling)
 
 
+class Queued(msgspec.Struct, frozen=True):
+    """The decision waits in the database."""
+
+    id: UUID
+
+
 async def admit(
     engine: Engine,
+    schedule: Schedule,
     caller: Key,
     key: str,
     declared: DecisionType[Any, Any],
@@ -94,10 +101,10 @@ async def admit(
     request: DecisionRequest,
     body: JsonValue,
     traceparent: str,
-    ticket: Ticket,
-) -> Run | Known:
-    """Store the decision: a `Run` if it is new, what is `Known` if its key was used before with the same request. Raises
-    `IdempotencyKeyReused`, or `Overloaded` if the database is away."""
+    slot: Slot | None,
+) -> Run | Queued | Known:
+    """Store the decision: a `Run` if it is new and has a slot, `Queued` if it is new and has none, what is `Known` if its key was
+    used before with the same request. Raises `IdempotencyKeyReused`, `QueueFull`, or `Overloaded` if the database is away."""
     time_limit_ms = min(request.time_limit_ms or declared.time_limit_ms, declared.time_limit_ms)
     admission = Admission(
         id=engine.new_id(),
@@ -105,27 +112,34 @@ async def admit(
         fingerprint=fingerprint(*ROUTE, body),
         type=declared.name,
         class_=request.class_,
-        status="running" if ticket.runs() else "queued",
         request=canonical(body, checked=True),
         record_kind=request.record.kind if request.record else None,
         record_id=request.record.id if request.record else None,
         requested_by=caller.id,
         traceparent=traceparent,
         time_limit_ms=time_limit_ms,
-        lease_owner=engine.owner,
+        lease_owner=engine.owner if slot else None,
         lease_ms=engine.settings.lease_ms,
+        estimated_ms=None if slot else schedule.estimate_ms(request.class_, caller.tenant),
+        queue_depth=schedule.limits(request.class_).queue_depth,
     )
     began = time.monotonic()
     with telemetry.span(
         "coordinator.admit", traceparent, decision_id=str(admission.id), decision_type=declared.name
     ):
         result = await _store(engine, caller.tenant, admission)
+    if isinstance(result, NoRoom):
+        raise schedule.full(request.class_, caller.tenant)
     if isinstance(result, Known):
         if result.fingerprint != admission.fingerprint:
             raise IdempotencyKeyReused(
                 "this Idempotency-Key stands for another request", decision=str(result.id)
             )
         return result
+    elapsed = time.monotonic() - began
+    telemetry.STAGE_SECONDS.labels("admit").observe(elapsed)
+    if slot is None:
+        return Queued(admission.id)
     run = Run(
         tenant=caller.tenant,
         id=admission.id,
@@ -139,17 +153,15 @@ async def admit(
         record=result.record,
         requested_by=caller.id,
     )
-    elapsed = time.monotonic() - began
-    telemetry.STAGE_SECONDS.labels("admit").observe(elapsed)
     run.stages.append(run.stage_now("admit", round(elapsed * 1000)))
     return run
 
 
-async def _store(engine: Engine, tenant: UUID, admission: Admission) -> Admitted | Known:
+async def _store(engine: Engine, tenant: UUID, admission: Admission) -> Admitted | Known | NoRoom:
     """If nobody knows whether COMMIT happened, the key is read back; if that cannot be done either, the caller is told to come
     back with the same key: it will find its decision, or make it then."""
     try:
-        result: Admitted | Known = await engine.boundary.admit.submit(tenant, admission, must=False)
+        result: Admitted | Known | NoRoom = await engine.boundary.admit.submit(tenant, admission, must=False)
         await failpoint("admit.after")
         return result
     except CommitUnknown as unknown:
@@ -171,17 +183,18 @@ async def _store(engine: Engine, tenant: UUID, admission: Admission) -> Admitted
         return Known(row.id, row.fingerprint, row.answer, row.answer_status)
 
 
-async def resume(engine: Engine, coordinator: Coordinator, tenant: UUID, claimed: ClaimedDecision) -> Run:
-    """A decision taken over from a silent process, to be walked from the beginning. Its input is typed anew: raises
-    `MalformedRequest` if the type has changed so that it no longer fits."""
-    request = msgspec.json.decode(claimed.request, type=DecisionRequest)
+def resume(coordinator: Coordinator, tenant: UUID, claimed: Claimed) -> Run:
+    """A claimed decision, to be walked from the beginning. Its input is typed anew: raises `RequestRefused` if the type has
+    changed so that it no longer fits."""
+    request = decode_request(claimed.request)
     declared, input = check_request(coordinator, request)
-    record = Locked(0, None)
-    if request.record:
-        key = (request.record.kind, request.record.id)
-        async with engine.boundary.database.transaction(tenant) as connection:
-            record = (await read_records(connection, tenant, {key})).get(key, record)
-    return Run(
+    return run_of(declared, input, request, tenant, claimed)
+
+
+def run_of(
+    declared: DecisionType[Any, Any], input: object, request: DecisionRequest, tenant: UUID, claimed: Claimed
+) -> Run:
+    run = Run(
         tenant=tenant,
         id=claimed.id,
         token=claimed.token,
@@ -191,6 +204,8 @@ async def resume(engine: Engine, coordinator: Coordinator, tenant: UUID, claimed
         traceparent=claimed.traceparent,
         created_at=claimed.created_at,
         ends_at=time.monotonic() + claimed.remaining_ms / 1000,
-        record=record,
         requested_by=claimed.requested_by,
+        record=claimed.record,
     )
+    run.stages.append(run.stage_now("queue", claimed.waited_ms))
+    return run

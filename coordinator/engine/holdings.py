@@ -1,9 +1,12 @@
 """What this process holds: decisions from their slot to their rest, operations from claim to settlement.
 
 A decision belongs to its process, not to the request that brought it: a caller that waits too long or goes away leaves it
-running. `take_on` starts a decision and gives the future of its result; at its rest its operations, born claimed, go to dispatch. The
-same two roads serve what `recover` takes over from a silent process. Each held row is in `decisions` or `operations` while it is held,
-so its lease is renewed, and whoever stops the process knows what is left.
+running. A decision comes here with its slot, from a request (`take_on`) or from the queue (`_claim`); at its rest its operations, born
+claimed, go to dispatch, and its slot goes to whoever is next. Each held row is in `decisions` or `operations` while it is held, so its
+lease is renewed, and whoever stops the process knows what is left.
+
+A run that holds its slot for longer than `max_run_ms` is stopped and queued again; one that was queued again too often, for this or
+because its processes died, is put before a person.
 """
 
 from __future__ import annotations
@@ -21,17 +24,21 @@ from uuid_utils.compat import uuid7
 
 from coordinator import telemetry
 from coordinator.core.decision import Coordinator
-from coordinator.engine.admit import resume
-from coordinator.engine.commit import commit, rest_without_commit
+from coordinator.core.request import decode_request
+from coordinator.engine.admit import resume, run_of
+from coordinator.engine.awaited import Awaited
+from coordinator.engine.chains import Chains
+from coordinator.engine.commit import Rest, commit, rest_without_commit
 from coordinator.engine.dispatch import dispatch
 from coordinator.engine.path import walk
 from coordinator.engine.pools import Providers
-from coordinator.engine.recover import Held, renew_leases, sweep
+from coordinator.engine.presence import keep_present
+from coordinator.engine.recover import Held, Takers, look_at_queue, quietly, renew_leases, sweep
 from coordinator.engine.run import Engine, Refusal, Run
-from coordinator.engine.slots import Chains, ClassSlots, Ticket
+from coordinator.engine.schedule import Schedule, Slot
 from coordinator.engine.watch import Remote
 from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
-from coordinator.store import lease
+from coordinator.store import lease, presence, queue
 from coordinator.store.boundary import Boundary
 from coordinator.store.commit import Committed, NewOperation, Superseded
 from coordinator.store.database import Database
@@ -51,23 +58,27 @@ class Holdings:
         self.settings = settings
         self.draining = False
         self._drain_until = 0.0
-        self.slots = ClassSlots(settings.classes, settings.max_running)
+        self.schedule = Schedule(settings.classes, settings.max_running, self._chosen)
+        self.awaited = Awaited(database, tasks)
         self.runs: dict[UUID, Run] = {}
         self.answers: dict[UUID, Answer] = {}
         self._tasks = tasks
         self._database = database
         self._decisions: dict[UUID, Held] = {}
         self._operations: dict[UUID, Held] = {}
+        self._claims = 0
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
         self.remote = Remote(database, tasks, progress=lambda tenant, decision, evidence, lines: None)
+        owner = uuid7()
+        by = lease.Claim(owner, settings.lease_ms, list(coordinator.types))
         self.engine = Engine(
-            boundary=Boundary(database, tasks, coordinator.record_kinds),
+            boundary=Boundary(database, tasks, coordinator.record_kinds, by),
             settings=settings,
             providers=Providers(settings.provider_concurrency),
             chains=Chains(),
             tasks=self.remote.tasks,
-            owner=uuid7(),
+            owner=owner,
             new_id=uuid7,
             render_refusal=render_refusal,
             wake_in=self._wake_in,
@@ -77,7 +88,7 @@ class Holdings:
 
     @property
     def idle(self) -> bool:
-        return not self.runs and not self._operations
+        return not self.runs and not self._operations and not self._claims
 
     def _wake_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._due.set)
@@ -86,18 +97,21 @@ class Holdings:
         held = self._operations.get(operation)
         return held is not None and held.token == token and time.monotonic() < held.until
 
-    def take_on(self, run: Run, ticket: Ticket, until: float) -> Answer:
+    # Decisions --------------------------------------------------------------------------------------------------------------
+
+    def take_on(self, run: Run, slot: Slot | None, until: float, rest: Rest | None = None) -> Answer:
+        """Walk the path of a decision that this process holds, or bring it to this ``rest`` at once. Gives back the slot."""
         answer: Answer = asyncio.get_running_loop().create_future()
         self.answers[run.id] = answer
         self.runs[run.id] = run
         self._decisions[run.id] = Held(run.tenant, until, run.token)
-        self._tasks.start_soon(self._drive, run, ticket, answer)
+        self._tasks.start_soon(self._drive, run, slot, answer, rest)
         return answer
 
-    async def _drive(self, run: Run, ticket: Ticket, answer: Answer) -> None:
+    async def _drive(self, run: Run, slot: Slot | None, answer: Answer, rest: Rest | None) -> None:
         """From its slot to its rest. Whatever goes wrong in here, the decision is at rest afterwards, or its lease runs out."""
         try:
-            result = await self._to_rest(run, ticket)
+            result = await self._within_ceiling(run, rest)
             if not answer.done():
                 answer.set_result(result)
             if isinstance(result, Committed):
@@ -110,8 +124,11 @@ class Holdings:
         finally:
             if not answer.done():
                 answer.set_result(Superseded())
-            self.slots.give_back(ticket)
+            if slot is not None:
+                self.schedule.ended(slot)
+                self.schedule.give_back(slot)
             self._let_go(run)
+            self.awaited.told(run.tenant, run.id)
             self._idle.set()
 
     def _let_go(self, run: Run) -> None:
@@ -119,34 +136,85 @@ class Holdings:
         if self.runs.get(run.id) is run:
             del self.answers[run.id], self.runs[run.id], self._decisions[run.id]
 
-    async def _to_rest(self, run: Run, ticket: Ticket) -> Committed | Superseded:
-        if not ticket.runs():
-            await self._until_its_turn(run, ticket)
-            if ticket.runs() and not await self._started(run):
-                return Superseded()
+    async def _within_ceiling(self, run: Run, rest: Rest | None) -> Committed | Superseded:
+        result: Committed | Superseded = Superseded()
+        with anyio.move_on_after(self.settings.max_run_ms / 1000) as ceiling:
+            result = await self._to_rest(run, rest)
+        if ceiling.cancelled_caught:
+            log.warning("decision %s held its slot for too long; it is queued again", run.id)
+            await self._requeue(run.tenant, [run.id], "ran-too-long")
+        return result
+
+    async def _to_rest(self, run: Run, rest: Rest | None) -> Committed | Superseded:
         try:
-            return await walk(self.engine, run)
+            if rest is None:
+                return await walk(self.engine, run)
         except Exception:  # a fault of ours must not leave a decision without an end
             trace_id = telemetry.trace_id(run.traceparent)
             log.exception("decision %s, trace %s", run.id, trace_id)
             rest = rest_without_commit(
                 "failed", "internal-error", f"an internal error; it was logged with trace {trace_id}"
             )
-            result = await commit(self.engine, run, rest)
-            return result if isinstance(result, Committed) else Superseded()
+        result = await commit(self.engine, run, rest)
+        return result if isinstance(result, Committed) else Superseded()
 
-    async def _started(self, run: Run) -> bool:
-        """A decision that was taken over is `running` since then, though it waited for its slot here."""
-        return run.token > 1 or await self.engine.boundary.start.submit(run.tenant, (run.id, run.token))
+    async def _requeue(self, tenant: UUID, ids: Sequence[UUID], reason: str) -> None:
+        classes = await self._database.run(
+            tenant,
+            lambda connection: queue.requeue_held(connection, tenant, self.engine.owner, ids, reason),
+        )
+        for class_ in classes:
+            telemetry.REQUEUED.labels(reason).inc()
+            self.schedule.queued(class_, tenant)
 
-    async def _until_its_turn(self, run: Run, ticket: Ticket) -> None:
-        """Or until it is cancelled or its time is over, which the path then finds. The ticket's future is not ours to cancel."""
-        began = time.monotonic()
-        with anyio.CancelScope() as waiting:
-            run.cancel = waiting.cancel
-            await asyncio.wait([ticket.turn], timeout=max(0.0, run.ends_at - began))
-        run.cancelled = waiting.cancel_called
-        run.stages.append(run.stage_now("queue", round((time.monotonic() - began) * 1000)))
+    # The queue --------------------------------------------------------------------------------------------------------------
+
+    def _chosen(self, slot: Slot) -> None:
+        self._claims += 1
+        self._tasks.start_soon(self._claim, slot)
+
+    async def _claim(self, slot: Slot) -> None:
+        """Claim what the slot was chosen for, and walk its path."""
+        until = time.monotonic() + self.settings.lease_ms / 1000
+        claimed: queue.Claimed | None = None
+        try:
+            claimed = await self.engine.boundary.claim.submit(slot.tenant, slot.class_)
+        except (CommitUnknown, Overloaded) as error:
+            log.warning("could not claim from the queue: %s", error)
+        except Exception:  # the boundary of a task of its own
+            log.exception("could not claim from the queue")
+        finally:
+            self._claims -= 1
+            if claimed is None:
+                self.schedule.nothing_there(slot)
+                self.schedule.give_back(slot)
+                self._idle.set()
+        if claimed is not None:
+            self._observe(slot, claimed)
+            self._take_claimed(slot.tenant, claimed, slot, until)
+
+    def _observe(self, slot: Slot, claimed: queue.Claimed) -> None:
+        if claimed.requeues == 0:
+            self.schedule.runs(slot, self.coordinator.types[claimed.type].cost, claimed.waited_ms)
+            if claimed.estimated_ms is not None:
+                error_ms = abs(claimed.waited_ms - claimed.estimated_ms)
+                telemetry.ESTIMATE_ERROR_SECONDS.labels(slot.class_).observe(error_ms / 1000)
+
+    def _take_claimed(self, tenant: UUID, claimed: queue.Claimed, slot: Slot | None, until: float) -> None:
+        declared, rest = self.coordinator.types[claimed.type], None
+        try:
+            run = resume(self.coordinator, tenant, claimed)
+        except RequestRefused as error:
+            rest = rest_without_commit(
+                "failed", error.code, f"the decision type has changed meanwhile: {error.detail}"
+            )
+            run = run_of(declared, None, decode_request(claimed.request), tenant, claimed)
+        if claimed.requeues > self.settings.max_requeues:
+            reason = f"it was begun {claimed.requeues} times and never came to an end; its processes died, or it took too long"
+            rest = rest_without_commit("in_review", "requeue-limit", reason)
+        self.take_on(run, slot, until, rest)
+
+    # Operations -------------------------------------------------------------------------------------------------------------
 
     def _dispatch_all(self, run: Run, operations: Sequence[NewOperation]) -> None:
         for op in operations:
@@ -190,24 +258,10 @@ class Holdings:
                 del self._operations[claimed.id]
             self._idle.set()
 
-    def _take_decision(self, tenant: UUID, claimed: lease.ClaimedDecision, until: float) -> None:
-        self._tasks.start_soon(self._resume, tenant, claimed, until)
+    def _room_for_operations(self) -> int:
+        return 0 if self.draining else max(0, self.settings.max_dispatching - len(self._operations))
 
-    async def _resume(self, tenant: UUID, claimed: lease.ClaimedDecision, until: float) -> None:
-        try:
-            run = await resume(self.engine, self.coordinator, tenant, claimed)
-        except (RequestRefused, CommitUnknown) as error:
-            log.warning("decision %s cannot be resumed here: %s", claimed.id, error)
-            return
-        self.take_on(run, self.slots.take(run.request.class_, bounded=False), until)
-
-    def _free(self) -> tuple[int, int]:
-        if self.draining:
-            return 0, 0
-        return (
-            max(0, self.settings.max_running - len(self.runs)),
-            max(0, self.settings.max_dispatching - len(self._operations)),
-        )
+    # The life of the process ------------------------------------------------------------------------------------------------
 
     async def _until_due(self) -> None:
         with anyio.move_on_after(self.settings.poll_ms / 1000):
@@ -216,24 +270,24 @@ class Holdings:
 
     def start_loops(self) -> None:
         self._tasks.start_soon(self.remote.watch)
-        self._tasks.start_soon(renew_leases, self.engine, self._decisions, self._operations)
-        self._tasks.start_soon(
-            partial(
-                sweep,
-                self.engine,
-                types=list(self.coordinator.types),
-                free=self._free,
-                take_decision=self._take_decision,
-                take_operation=self._take_operation,
-                sleep=self._until_due,
-            )
+        takers = Takers(
+            free=self._room_for_operations,
+            requeued=lambda tenant, class_: self.schedule.queued(class_, tenant),
+            overdue=lambda tenant, claimed, until: self._take_claimed(tenant, claimed, None, until),
+            operation=self._take_operation,
         )
+        self._tasks.start_soon(renew_leases, self.engine, self._decisions, self._operations)
+        self._tasks.start_soon(sweep, self.engine, takers, self._until_due)
+        self._tasks.start_soon(look_at_queue, self.engine, self.schedule)
+        self._tasks.start_soon(keep_present, self._database, self.engine.owner, self.schedule)
 
     def stop_taking(self) -> None:
         """From now on nothing new is taken on; what runs has until the limit to end."""
         if not self.draining:
             self.draining = True
             self.remote.workers.stop()
+            self.schedule.stop()
+            self.awaited.stop()
             self._drain_until = time.monotonic() + self.settings.drain_s
 
     async def drain(self) -> None:
@@ -243,20 +297,18 @@ class Holdings:
             while not self.idle:
                 self._idle.clear()
                 await self._idle.wait()
-        left: dict[UUID, tuple[list[UUID], list[UUID]]] = {}
-        for index, held in enumerate((self._decisions, self._operations)):
-            for id, row in held.items():
-                left.setdefault(row.tenant, ([], []))[index].append(id)
-        for tenant, (decisions, operations) in left.items():
+        for tenant in {held.tenant for held in (*self._decisions.values(), *self._operations.values())}:
+            decisions = [id for id, held in self._decisions.items() if held.tenant == tenant]
+            operations = [id for id, held in self._operations.items() if held.tenant == tenant]
             log.warning("letting go of %s decisions and %s operations", len(decisions), len(operations))
-            try:
-                async with self._database.transaction(tenant) as connection:
-                    await lease.release(
-                        connection,
-                        tenant,
-                        owner=self.engine.owner,
-                        decisions=decisions,
-                        operations=operations,
-                    )
-            except (CommitUnknown, Overloaded) as error:
-                log.warning("they are free when their leases have run out: %s", error)
+            await quietly(
+                "let go of them; their leases run out", partial(self._release, tenant, decisions, operations)
+            )
+        await quietly(
+            "say that this process stops", partial(presence.leave, self._database, self.engine.owner)
+        )
+
+    async def _release(self, tenant: UUID, decisions: Sequence[UUID], operations: Sequence[UUID]) -> None:
+        async with self._database.transaction(tenant) as connection:
+            await queue.requeue_held(connection, tenant, self.engine.owner, decisions, "process-stopped")
+            await lease.release(connection, tenant, self.engine.owner, operations)

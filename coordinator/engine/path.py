@@ -23,13 +23,13 @@ import msgspec
 from coordinator.core.fence import moved, with_dependants
 from coordinator.core.outcome import NeedMore
 from coordinator.core.packet import Packet
+from coordinator.engine.chains import Chain
 from coordinator.engine.commit import Rest, commit, propose, rest_without_commit, settled
 from coordinator.engine.decide import Decided, PolicyFailed, decide
 from coordinator.engine.fence import Fenced, fence, read_set, still_fresh
 from coordinator.engine.gather import Readings, freeze, gather, missing
 from coordinator.engine.items import record_reading
 from coordinator.engine.run import Engine, Run
-from coordinator.engine.slots import Chain
 from coordinator.errors import StaleVersion
 from coordinator.failpoints import failpoint
 from coordinator.store.commit import Committed, Moved, NotAllowed, OutOfDate, Result, Superseded

@@ -1,11 +1,11 @@
 """Recover: keep hold of what this process works on, and take over what nobody holds any more.
 
     renew     every third of a lease, this process extends the leases of its decisions and operations
-    sweep     every `poll_ms`, and when something is known to be due: tenants that have work nobody holds, then their rows,
-              claimed with SKIP LOCKED and a higher fencing token
+    sweep     every `poll_ms`, and when something is known to be due: tenants that have work nobody holds, then their rows
+    look      every `queue_poll_ms`: how many decisions are queued, of all tenants
 
-A taken-over decision walks its path from the beginning: it had changed nothing yet. A taken-over operation may have been
-sent; see `dispatch`.
+The sweep puts decisions whose holder fell silent back into the queue; whoever claims one walks its path from the beginning: it had
+changed nothing yet. Operations are claimed with SKIP LOCKED and a higher fencing token; one may have been sent: see `dispatch`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
@@ -22,9 +22,10 @@ import anyio
 
 from coordinator import telemetry
 from coordinator.engine.run import Engine
+from coordinator.engine.schedule import Schedule
 from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.failpoints import failpoint
-from coordinator.store import lease
+from coordinator.store import lease, queue
 
 log = logging.getLogger(__name__)
 CLAIM_AT_ONCE = 64
@@ -50,7 +51,7 @@ async def renew_leases(engine: Engine, decisions: dict[UUID, Held], operations: 
                 by_tenant[row.tenant][kind].append(id)
         for tenant, (of_decisions, of_operations) in by_tenant.items():
             renew = partial(_renew, engine, tenant, of_decisions, of_operations, operations)
-            await _quietly("renew leases", renew)
+            await quietly("renew leases", renew)
 
 
 async def _renew(
@@ -74,53 +75,70 @@ async def _renew(
             held[id].until = until if id in renewed else 0.0
 
 
-async def sweep(
-    engine: Engine,
-    *,
-    types: Sequence[str],
-    free: Callable[[], tuple[int, int]],
-    take_decision: Callable[[UUID, lease.ClaimedDecision, float], None],
-    take_operation: Callable[[UUID, lease.ClaimedOperation, float], None],
-    sleep: Callable[[], Awaitable[None]],
-) -> None:
-    """Runs as long as the service does. ``free()`` is how many decisions and operations this process can take on now."""
+@dataclass(frozen=True, slots=True)
+class Takers:
+    """Where the sweep brings what it finds. ``free()`` is how many operations this process can take on now."""
+
+    free: Callable[[], int]
+    requeued: Callable[[UUID, str], None]
+    overdue: Callable[[UUID, queue.Claimed, float], None]
+    operation: Callable[[UUID, lease.ClaimedOperation, float], None]
+
+
+async def sweep(engine: Engine, takers: Takers, sleep: Callable[[], Awaitable[None]]) -> None:
+    """Runs as long as the service does."""
     while True:
-        await _quietly(
-            "look for work", partial(_sweep_once, engine, types, free, take_decision, take_operation)
-        )
+        await quietly("look for work", partial(_sweep_once, engine, takers))
         await sleep()
 
 
-async def _sweep_once(
-    engine: Engine,
-    types: Sequence[str],
-    free: Callable[[], tuple[int, int]],
-    take_decision: Callable[[UUID, lease.ClaimedDecision, float], None],
-    take_operation: Callable[[UUID, lease.ClaimedOperation, float], None],
-) -> None:
+async def _sweep_once(engine: Engine, takers: Takers) -> None:
     async with engine.boundary.database.dispatch_view() as connection:
         tenants = await lease.tenants_with_work(connection)
     for tenant in tenants:
-        until = time.monotonic() + engine.settings.lease_ms / 1000
-        decisions, operations = (min(count, CLAIM_AT_ONCE) for count in free())
-        async with engine.boundary.database.transaction(tenant) as connection:
-            claim = lease.Claim(engine.owner, engine.settings.lease_ms, types)
-            claimed = await lease.claim_decisions(connection, tenant, claim, limit=decisions)
-            due = await lease.claim_operations(connection, tenant, claim, limit=operations)
-            if claimed or due:
-                await failpoint("claim.before")
-        if claimed or due:
-            await failpoint("claim.after")
-        for decision in claimed:
-            telemetry.TAKEN_OVER.labels("decision").inc()
-            take_decision(tenant, decision, until)
-        for operation in due:
-            if operation.was == "dispatching":
-                telemetry.TAKEN_OVER.labels("operation").inc()
-            take_operation(tenant, operation, until)
+        await _sweep_tenant(engine, tenant, takers)
 
 
-async def _quietly(what: str, work: Callable[[], Awaitable[None]]) -> bool:
+async def _sweep_tenant(engine: Engine, tenant: UUID, takers: Takers) -> None:
+    until = time.monotonic() + engine.settings.lease_ms / 1000
+    by = engine.boundary.by
+    async with engine.boundary.database.transaction(tenant) as connection:
+        requeued = await queue.requeue_expired(connection, tenant, limit=CLAIM_AT_ONCE)
+        overdue = await queue.claim_overdue(connection, tenant, by, limit=CLAIM_AT_ONCE)
+        due = await lease.claim_operations(connection, tenant, by, limit=min(takers.free(), CLAIM_AT_ONCE))
+        if requeued or overdue or due:
+            await failpoint("claim.before")
+    if requeued or overdue or due:
+        await failpoint("claim.after")
+    for class_ in requeued:
+        telemetry.TAKEN_OVER.labels("decision").inc()
+        takers.requeued(tenant, class_)
+    for decision in overdue:
+        takers.overdue(tenant, decision, until)
+    for operation in due:
+        if operation.was == "dispatching":
+            telemetry.TAKEN_OVER.labels("operation").inc()
+        takers.operation(tenant, operation, until)
+
+
+async def look_at_queue(engine: Engine, schedule: Schedule) -> None:
+    """Runs as long as the service does."""
+    while True:
+        await quietly("look at the queue", partial(_look_once, engine, schedule))
+        await anyio.sleep(engine.settings.queue_poll_ms / 1000)
+
+
+async def _look_once(engine: Engine, schedule: Schedule) -> None:
+    schedule.looking()
+    async with engine.boundary.database.dispatch_view() as connection:
+        waiting = await queue.waiting(connection)
+    oldest: dict[str, float] = {}
+    for row in waiting:
+        oldest[row.class_] = max(row.oldest_ms, oldest.get(row.class_, 0.0))
+    schedule.seen({(row.class_, row.tenant): row.depth for row in waiting}, oldest)
+
+
+async def quietly(what: str, work: Callable[[], Awaitable[None]]) -> bool:
     """Whether it worked. A loop of the service survives a database that is away; what a failed round missed, the next finds."""
     try:
         await work()

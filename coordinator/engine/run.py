@@ -21,8 +21,8 @@ from coordinator.core.fence import Check
 from coordinator.core.money import Money
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
+from coordinator.engine.chains import Chains
 from coordinator.engine.pools import Providers
-from coordinator.engine.slots import Chains
 from coordinator.engine.tasks import Tasks
 from coordinator.errors import RequestRefused
 from coordinator.store.boundary import Boundary

@@ -21,14 +21,13 @@ from coordinator.config import Settings
 from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import RESTING, Coordinator
 from coordinator.core.request import DecisionRequest
-from coordinator.engine.admit import admit, check_request, resume
+from coordinator.engine.admit import Queued, admit, check_request, resume
 from coordinator.engine.commit import commit, rest_without_commit
-from coordinator.engine.holdings import Answer, Holdings
+from coordinator.engine.holdings import Holdings
 from coordinator.engine.operations import Operations
 from coordinator.engine.pools import Provider
 from coordinator.engine.run import Refusal, Run
 from coordinator.engine.show import pending, shown, unfinished
-from coordinator.engine.slots import Ticket
 from coordinator.errors import (
     CommitUnknown,
     DecisionInFlight,
@@ -38,16 +37,15 @@ from coordinator.errors import (
     PreconditionFailed,
     TransitionRefused,
 )
-from coordinator.store import lease, reading
+from coordinator.store import queue, reading
 from coordinator.store.admit import Known
 from coordinator.store.commit import Committed
 from coordinator.store.database import Connection, Database, open_database
 from coordinator.store.keys import Key
 from coordinator.store.reading import DecisionRow
-from coordinator.store.records import history, lock_records, put_if_version
+from coordinator.store.records import Locked, history, lock_records, put_if_version
 
 log = logging.getLogger(__name__)
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.25
 
 
 class Rested(msgspec.Struct, frozen=True):
@@ -108,61 +106,74 @@ class Service:
         declared, input = check_request(self.coordinator, request)
         until = time.monotonic() + wait_s
         trace = telemetry.continued_or_new(traceparent)
-        ticket = self._holdings.slots.take(request.class_)
+        holdings, schedule = self._holdings, self._holdings.schedule
+        slot = schedule.try_start(request.class_, caller.tenant)
         try:
             admitted = await admit(
-                self._holdings.engine, caller, idempotency_key, declared, input, request, body, trace, ticket
+                holdings.engine,
+                schedule,
+                caller,
+                idempotency_key,
+                declared,
+                input,
+                request,
+                body,
+                trace,
+                slot,
             )
         except BaseException:
-            self._holdings.slots.give_back(ticket)
+            if slot is not None:
+                schedule.give_back(slot)
             raise
-        if isinstance(admitted, Known):
-            self._holdings.slots.give_back(ticket)
-            return await self._join(caller.tenant, admitted, until)
-        answer = self._holdings.take_on(admitted, ticket, time.monotonic() + self.settings.lease_ms / 1000)
-        return await self._wait(admitted, ticket, answer, until)
+        match admitted:
+            case Run():
+                if slot is not None:
+                    schedule.runs(slot, declared.cost, 0)
+                lease_until = time.monotonic() + self.settings.lease_ms / 1000
+                answer = holdings.take_on(admitted, slot, lease_until)
+                await asyncio.wait([answer], timeout=max(0.0, until - time.monotonic()))
+                if answer.done() and isinstance(result := answer.result(), Committed):
+                    finished = result.finished
+                    return Rested(admitted.id, finished.answer_status, finished.answer, replayed=False)
+            case Queued():
+                schedule.queued(request.class_, caller.tenant)
+            case Known():
+                if slot is not None:
+                    schedule.give_back(slot)
+                return await self._join(caller.tenant, admitted, until)
+        return await self._wait(caller.tenant, admitted.id, until)
 
-    async def _wait(self, run: Run, ticket: Ticket, answer: Answer, until: float) -> Rested | Pending:
-        await asyncio.wait([answer], timeout=max(0.0, until - time.monotonic()))
-        if not answer.done():
-            row = await self._row(run.tenant, run.id)
-            estimate = (
-                0
-                if ticket.runs()
-                else self._holdings.slots.estimate_ms(
-                    ticket.class_, position := self._holdings.slots.position(ticket)
-                )
-            )
-            view = unfinished(self.coordinator, row)
-            return Pending(
-                run.id,
-                pending(view, estimated_start_ms=estimate, queue_position=0 if ticket.runs() else position),
-            )
-        result = answer.result()
-        if isinstance(result, Committed):
-            return Rested(run.id, result.finished.answer_status, result.finished.answer, replayed=False)
-        return await self._join(run.tenant, Known(run.id, b"", None, None), until, replayed=False)
+    async def _wait(self, tenant: UUID, id: UUID, until: float) -> Rested | Pending:
+        """Until it rests, wherever that happens, or the caller's patience ends."""
+        row = await self._until_rested(tenant, id, until)
+        if row.answer is not None and row.answer_status is not None:
+            return Rested(id, row.answer_status, row.answer, replayed=False)
+        async with self.database.transaction(tenant) as connection:
+            position = await queue.position(connection, tenant, id)
+        estimate = self._holdings.schedule.estimate_ms(row.class_, tenant, position)
+        view = unfinished(self.coordinator, row)
+        return Pending(id, pending(view, estimated_start_ms=estimate, queue_position=position))
 
-    async def _join(
-        self, tenant: UUID, known: Known, until: float, *, replayed: bool = True
-    ) -> Rested | Pending:
-        """The stored answer of a key that is in use, once there is one: from this process, or by looking into the database."""
-        pause = FIRST_LOOK_S
-        answer, status = known.answer, known.answer_status
-        while answer is None or status is None:
+    async def _until_rested(self, tenant: UUID, id: UUID, until: float) -> DecisionRow:
+        """The decision as it is when it rests, or when the time is up."""
+        while True:
             left = until - time.monotonic()
-            if left <= 0:
-                raise DecisionInFlight(
-                    "the decision of this key is still under way", decision=str(known.id), retry_after_ms=1000
-                )
-            if known.id in self._holdings.answers:
-                await asyncio.wait([self._holdings.answers[known.id]], timeout=left)
-            else:
-                await anyio.sleep(min(pause, left))
-                pause = min(2 * pause, LONGEST_LOOK_S)
-            row = await self._row(tenant, known.id)
+            looked = left <= 0 or await self._holdings.awaited.rested(tenant, id, left)
+            row = await self._row(tenant, id)
+            if row.answer is not None or not looked or left <= 0 or self.draining:
+                return row
+
+    async def _join(self, tenant: UUID, known: Known, until: float) -> Rested:
+        """The stored answer of a key that is in use, once there is one. Raises `DecisionInFlight` if there is none in time."""
+        answer, status = known.answer, known.answer_status
+        if answer is None or status is None:
+            row = await self._until_rested(tenant, known.id, until)
             answer, status = row.answer, row.answer_status
-        return Rested(known.id, 200 if replayed and status < 400 else status, answer, replayed)
+        if answer is None or status is None:
+            raise DecisionInFlight(
+                "the decision of this key is still under way", decision=str(known.id), retry_after_ms=1000
+            )
+        return Rested(known.id, 200 if status < 400 else status, answer, replayed=True)
 
     def providers(self) -> Mapping[str, Provider]:
         """The providers that this process has called, by name."""
@@ -222,7 +233,9 @@ class Service:
         stopped = False
         while row.status not in RESTING:
             if id in self._holdings.runs:
-                self._holdings.runs[id].cancel()
+                run = self._holdings.runs[id]
+                run.cancelled = True
+                run.cancel()
                 await asyncio.wait([self._holdings.answers[id]])
             else:
                 stopped = await self._cancel_elsewhere(caller.tenant, row)
@@ -237,8 +250,7 @@ class Service:
 
     async def _cancel_elsewhere(self, tenant: UUID, row: DecisionRow) -> bool:
         """Bring it to rest under the token its holder has: whoever commits first wins, the other one changes nothing."""
-        request = msgspec.json.decode(row.request, type=DecisionRequest)
-        claimed = lease.ClaimedDecision(
+        claimed = queue.Claimed(
             id=row.id,
             token=row.fencing_token,
             type=row.type,
@@ -248,12 +260,16 @@ class Service:
             requested_by=row.id,
             created_at=row.created_at,
             remaining_ms=0,
+            waited_ms=0,
+            estimated_ms=None,
+            requeues=0,
+            record=Locked(0, None),
         )
-        run = await resume(self._holdings.engine, self.coordinator, tenant, claimed)
+        run = resume(self.coordinator, tenant, claimed)
         rest = rest_without_commit(
             "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
         )
-        log.info("cancelling decision %s of type %s in another process", row.id, request.type)
+        log.info("cancelling decision %s of type %s, which is not held here", row.id, row.type)
         return isinstance(await commit(self._holdings.engine, run, rest), Committed)
 
     async def put_record(self, caller: Key, kind: str, id: str, expected: int, data: JsonValue) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator import telemetry
 from coordinator.core.decision import Coordinator
-from coordinator.core.request import DecisionRequest
+from coordinator.core.request import decode_request
 from coordinator.core.view import (
     BudgetView,
     DecisionView,
@@ -55,7 +55,7 @@ def shown(coordinator: Coordinator, row: DecisionRow, operations: Sequence[Opera
 
 def unfinished(coordinator: Coordinator, row: DecisionRow) -> DecisionView:
     """What can be said of a decision that does not rest yet."""
-    request = msgspec.json.decode(row.request, type=DecisionRequest)
+    request = decode_request(row.request)
     record = None
     if request.record:
         version = request.record.expected_version

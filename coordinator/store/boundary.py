@@ -1,7 +1,7 @@
-"""The durable boundary: every write of the path goes through here, grouped by kind, at most three per decision when all is well.
+"""The durable boundary: every write of the path goes through here, grouped by kind; three per decision, four if it was queued.
 
 admit    a decision becomes durable
-start    a queued one gets its slot
+claim    a queued one gets a slot
 commit   it comes to rest, and its operations are promised
 settle   what became of an operation
 """
@@ -13,17 +13,24 @@ from uuid import UUID
 
 from anyio.abc import TaskGroup
 
-from coordinator.store import admit, commit, lease, settle
+from coordinator.store import admit, commit, queue, settle
 from coordinator.store.database import Connection, Database
 from coordinator.store.group_commit import GroupCommit
+from coordinator.store.lease import Claim
 
 
 class Boundary:
-    """``tasks`` owns the transactions in flight."""
+    """``tasks`` owns the transactions in flight; ``by`` is as whom this process claims."""
 
-    def __init__(self, database: Database, tasks: TaskGroup, kinds: commit.Kinds) -> None:
+    def __init__(self, database: Database, tasks: TaskGroup, kinds: commit.Kinds, by: Claim) -> None:
         self.database = database
+        self.by = by
         limits = {"max_batch": database.settings.max_batch, "bound": database.settings.max_waiting_commits}
+
+        async def claim_all(
+            connection: Connection, tenant: UUID, wanted: Sequence[str]
+        ) -> Sequence[queue.Claimed | None]:
+            return await queue.claim(connection, tenant, wanted, by)
 
         async def commit_all(
             connection: Connection, tenant: UUID, proposals: Sequence[commit.Proposal]
@@ -37,6 +44,6 @@ class Boundary:
             return await settle.settle(connection, tenant, settlements, retries_per_minute=budget)
 
         self.admit = GroupCommit("admit", database, tasks, admit.admit, **limits)
-        self.start = GroupCommit("start", database, tasks, lease.start_if_queued, **limits)
+        self.claim = GroupCommit("claim", database, tasks, claim_all, **limits)
         self.commit = GroupCommit("commit", database, tasks, commit_all, **limits)
         self.settle = GroupCommit("settle", database, tasks, settle_all, **limits)

@@ -1,7 +1,7 @@
 """The commit: a decision comes to rest, with everything it changes and promises, in one transaction.
 
     1  lock the records it changes or relied on, in (kind, id) order       -> their versions and data, now
-    2  lock the decisions, in id order                                    -> do we still hold them
+    2  lock the decisions, in id order                                    -> do we still hold them; who was queued leaves the queue
     3  judge each proposal against what is locked (pure); the first writer of a record in a batch wins
     4  take the log's indices
     5  write: record versions, decisions with their answers, operations (born claimed), receipts
@@ -24,7 +24,7 @@ from coordinator.core.fence import Check, ReadCheck, all_hold
 from coordinator.core.receipt import Receipt
 from coordinator.core.record import RecordKind
 from coordinator.failpoints import failpoint
-from coordinator.store import log
+from coordinator.store import log, queue
 from coordinator.store.database import Connection
 from coordinator.store.records import Key, Locked, lock_records
 
@@ -132,7 +132,7 @@ class Superseded(msgspec.Struct, frozen=True):
 Result: TypeAlias = Committed | Moved | OutOfDate | NotAllowed | Superseded
 
 HOLD = """
-SELECT id, status, fencing_token, lease_owner FROM decisions
+SELECT id, status, class, fencing_token, lease_owner FROM decisions
 WHERE tenant_id = $1 AND id = ANY ($2::uuid[])
 ORDER BY id
 FOR NO KEY UPDATE
@@ -205,6 +205,9 @@ async def commit(
         for proposal, verdict in zip(proposals, verdicts, strict=True)
         if isinstance(verdict, list)
     ]
+    resting = {proposal.decision_id for proposal, _ in accepted}
+    if unqueued := [row["class"] for row in held if row["status"] == "queued" and row["id"] in resting]:
+        await queue.leave(connection, tenant, unqueued)
     finished = await _write(connection, tenant, accepted) if accepted else {}
     await failpoint("commit.before")
     return [

@@ -43,6 +43,10 @@ UNREACHABLE = (
 )
 
 
+NIL_TENANT = UUID(int=0)
+"""Rows of the service itself (processes, shares of pools) belong to this tenant, so that every key begins with a tenant and every
+transaction touches one."""
+
 PLANNED_ONCE = "; SET LOCAL plan_cache_mode = force_generic_plan"
 """The statements that write have one good plan whatever their arrays hold; planning them anew costs more than running them."""
 

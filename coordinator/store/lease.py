@@ -1,9 +1,10 @@
-"""Leases: how a process holds decisions and operations, and how another takes them over when it falls silent.
+"""Leases: how a process holds decisions and operations, and how another takes operations over when it falls silent.
 
-    claim    a row that nobody holds, or whose lease has run out on the database's clock: SKIP LOCKED, token + 1, one receipt
+    claim    an operation that is due, or whose lease has run out on the database's clock: SKIP LOCKED, token + 1, one receipt
     renew    what this process still works on, by owner; a row that was taken meanwhile is not touched
-    start    a queued decision gets its slot: queued -> running, by token
     release  a stopping process lets go
+
+Decisions are claimed from the queue, and go back to it: see `store/queue.py`.
 
 A process that was paused past its lease finds its token refused by every write; nothing else needs to be undone.
 """
@@ -11,7 +12,6 @@ A process that was paused past its lease finds its token refused by every write;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from uuid import UUID
 
 import msgspec
@@ -27,20 +27,6 @@ class Claim(msgspec.Struct, frozen=True):
     owner: UUID
     lease_ms: int
     types: Sequence[str]
-
-
-class ClaimedDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision that this process now holds. ``remaining_ms`` until its deadline may be negative."""
-
-    id: UUID
-    token: int
-    type: str
-    class_: str
-    request: bytes
-    traceparent: str
-    requested_by: UUID
-    created_at: datetime
-    remaining_ms: int
 
 
 class ClaimedOperation(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,27 +53,13 @@ class ClaimedOperation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TENANTS_WITH_WORK = """
-SELECT tenant_id FROM decisions WHERE status IN ('queued', 'running') AND lease_expires_at < clock_timestamp()
+SELECT tenant_id FROM decisions WHERE status = 'running' AND lease_expires_at < clock_timestamp()
+UNION
+SELECT tenant_id FROM decisions WHERE status = 'queued' AND deadline_at < clock_timestamp()
 UNION
 SELECT tenant_id FROM operations WHERE lease_owner IS NOT NULL AND lease_expires_at < clock_timestamp()
 UNION
 SELECT tenant_id FROM operations WHERE state IN ('ready', 'uncertain') AND due_at < clock_timestamp()
-"""
-
-CLAIM_DECISIONS = """
-WITH found AS (
-    SELECT id FROM decisions
-    WHERE tenant_id = $1 AND status IN ('queued', 'running') AND lease_expires_at < clock_timestamp()
-      AND type = ANY ($5::text[])    -- what this service declares; another version of it may declare the others
-    ORDER BY lease_expires_at LIMIT $2
-    FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE decisions d
-SET fencing_token = d.fencing_token + 1, status = 'running', lease_owner = $3,
-    lease_expires_at = clock_timestamp() + $4 * interval '1 ms'
-FROM found WHERE d.tenant_id = $1 AND d.id = found.id
-RETURNING d.id, d.fencing_token, d.type, d.class, d.request, d.traceparent, d.requested_by, d.created_at,
-          (extract(epoch FROM d.deadline_at - clock_timestamp()) * 1000)::bigint AS remaining_ms
 """
 
 CLAIM_OPERATIONS = """
@@ -114,7 +86,7 @@ RETURNING o.id, o.fencing_token, found.state AS was, o.decision_id, o.decision_t
 RENEW = """
 WITH d AS (
     UPDATE decisions SET lease_expires_at = clock_timestamp() + $4 * interval '1 ms'
-    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND lease_owner = $3 AND status IN ('queued', 'running')
+    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND lease_owner = $3 AND status = 'running'
 )
 UPDATE operations SET lease_expires_at = clock_timestamp() + $4 * interval '1 ms'
 WHERE tenant_id = $1 AND id = ANY ($5::uuid[]) AND lease_owner = $3
@@ -122,53 +94,14 @@ RETURNING id
 """
 
 RELEASE = """
-WITH d AS (
-    UPDATE decisions SET lease_expires_at = clock_timestamp()
-    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND lease_owner = $3 AND status IN ('queued', 'running')
-)
 UPDATE operations SET lease_expires_at = clock_timestamp()
-WHERE tenant_id = $1 AND id = ANY ($4::uuid[]) AND lease_owner = $3
-"""
-
-START = """
-UPDATE decisions d SET status = 'running'
-FROM unnest($2::uuid[], $3::bigint[]) AS u (id, token)
-WHERE d.tenant_id = $1 AND d.id = u.id AND d.fencing_token = u.token AND d.status = 'queued'
-RETURNING d.id
+WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND lease_owner = $3
 """
 
 
 async def tenants_with_work(connection: Connection) -> Sequence[UUID]:
     """Tenants that have something nobody holds. Runs in the dispatch view, not in a tenant's transaction."""
     return [row["tenant_id"] for row in await connection.fetch(TENANTS_WITH_WORK)]
-
-
-async def claim_decisions(
-    connection: Connection, tenant: UUID, claim: Claim, *, limit: int
-) -> Sequence[ClaimedDecision]:
-    """Take over decisions whose holder fell silent."""
-    rows = await connection.fetch(CLAIM_DECISIONS, tenant, limit, claim.owner, claim.lease_ms, claim.types)
-    claimed = [
-        ClaimedDecision(
-            id=row["id"],
-            token=row["fencing_token"],
-            type=row["type"],
-            class_=row["class"],
-            request=row["request"],
-            traceparent=row["traceparent"],
-            requested_by=row["requested_by"],
-            created_at=row["created_at"],
-            remaining_ms=row["remaining_ms"],
-        )
-        for row in rows
-    ]
-    if claimed:
-        await log.append(
-            connection,
-            tenant,
-            [receipt("decision.taken-over", decision_id=str(c.id), fencing_token=c.token) for c in claimed],
-        )
-    return claimed
 
 
 async def claim_operations(
@@ -215,32 +148,6 @@ async def renew(
     return {row["id"] for row in rows}
 
 
-async def release(
-    connection: Connection,
-    tenant: UUID,
-    *,
-    owner: UUID,
-    decisions: Sequence[UUID],
-    operations: Sequence[UUID],
-) -> None:
-    """Let go of what a stopping process could not finish, so that others need not wait for the lease to run out."""
-    await connection.execute(RELEASE, tenant, decisions, owner, operations)
-
-
-async def start_if_queued(
-    connection: Connection, tenant: UUID, holders: Sequence[tuple[UUID, int]]
-) -> Sequence[bool]:
-    """queued -> running for those that still hold their token; for each whether it did."""
-    rows = await connection.fetch(START, tenant, [id for id, _ in holders], [token for _, token in holders])
-    started = {row["id"] for row in rows}
-    if started:
-        await log.append(
-            connection,
-            tenant,
-            [
-                receipt("decision.running", decision_id=str(id), fencing_token=token)
-                for id, token in holders
-                if id in started
-            ],
-        )
-    return [id in started for id, _ in holders]
+async def release(connection: Connection, tenant: UUID, owner: UUID, operations: Sequence[UUID]) -> None:
+    """Let go of operations that a stopping process could not finish, so that others need not wait for the lease to run out."""
+    await connection.execute(RELEASE, tenant, operations, owner)

@@ -131,6 +131,14 @@ async def decision_by_key(connection: Connection, tenant: UUID, key: str) -> Dec
     return None if row is None else DecisionRow(**row)
 
 
+RESTED = "SELECT id FROM decisions WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND answer IS NOT NULL"
+
+
+async def rested(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> Sequence[UUID]:
+    """Those of ``ids`` that have come to rest."""
+    return [row["id"] for row in await connection.fetch(RESTED, tenant, ids)]
+
+
 async def decisions(
     connection: Connection,
     tenant: UUID,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from coordinator.core.fairness import ClassLimits, ClassShares
+from coordinator.core.fairness import ClassLimits, ClassShares, TenantTurns
 
 DEFAULTS = {"urgent": (8, 8), "interactive": (4, 8), "bulk": (1, 0)}
 
@@ -88,31 +88,23 @@ def test_a_class_that_was_idle_does_not_catch_up_for_what_it_did_not_want() -> N
     assert counted["b"] == pytest.approx(50, abs=1)
 
 
-def test_a_reserved_slot_is_there_when_its_class_comes_though_others_wait_for_it() -> None:
+def test_an_idle_reserve_is_lent_and_the_next_slots_that_come_free_go_to_its_class() -> None:
     made = shares(10, urgent=(8, 3), bulk=(1, 0))
-    assert start_all(made, {"bulk": 100}) == ["bulk"] * 7
-    assert start_all(made, {"bulk": 100, "urgent": 100}) == ["urgent"] * 3
+    assert start_all(made, {"bulk": 100}) == ["bulk"] * 10
+    for _ in range(3):
+        made.finish("bulk")
+        assert start_all(made, {"bulk": 100, "urgent": 1}) == ["urgent"]
 
 
-def test_the_unused_reserves_of_others_stay_free_though_all_others_are_idle() -> None:
-    made = shares(10, urgent=(8, 3), interactive=(4, 2), bulk=(1, 0))
-    assert len(start_all(made, {"bulk": 100})) == 5
-    assert not made.may_start("bulk")
-    assert made.may_start("urgent")
-    assert made.may_start("interactive")
+def test_a_reserve_comes_before_any_weight_and_beyond_it_the_weights_count() -> None:
+    made = shares(4, heavy=(100, 0), light=(1, 2))
+    assert start_all(made, {"heavy": 9, "light": 9}) == ["light", "light", "heavy", "heavy"]
 
 
-def test_every_slot_that_nobody_reserved_is_used() -> None:
-    made = shares(10, urgent=(8, 3), bulk=(1, 0))
-    assert start_all(made, {"urgent": 100}) == ["urgent"] * 10
-    made = shares(4, a=(1, 0), b=(1, 0))
-    assert start_all(made, {"b": 100}) == ["b"] * 4
-
-
-def test_a_reserve_in_use_is_kept_no_longer_for_its_class() -> None:
-    made = shares(4, urgent=(8, 2), bulk=(1, 0))
-    start_all(made, {"urgent": 2})
-    assert start_all(made, {"bulk": 100}) == ["bulk"] * 2
+def test_every_slot_is_used_whoever_waits() -> None:
+    for name in ("urgent", "bulk"):
+        made = shares(10, urgent=(8, 3), bulk=(1, 0))
+        assert start_all(made, {name: 100}) == [name] * 10
 
 
 def test_reserves_beyond_all_slots_neither_overbook_nor_block() -> None:
@@ -159,15 +151,16 @@ class Slots(RuleBasedStateMachine):
 
     @rule()
     def start_next(self) -> None:
-        able = {name for name, count in self.waiting.items() if count and self.made.may_start(name)}
+        waits = {name for name, count in self.waiting.items() if count}
+        owed = {name for name in waits if self.made.running[name] < self.made.classes[name].reserved}
         name = self.made.next(self.waiting)
         if name is None:
-            assert not able
+            assert not waits or self.made.busy == self.made.slots
             return
-        assert name in able
+        assert name in (owed or waits)
         self.made.start(name)
         self.waiting[name] -= 1
-        for other in able - {name}:
+        for other in waits - owed - {name} if not owed else ():
             self.passed_over[other] += 1
         self.passed_over[name] = 0
 
@@ -183,16 +176,137 @@ class Slots(RuleBasedStateMachine):
         assert sum(self.made.running.values()) <= self.made.slots
 
     @invariant()
-    def whoever_is_within_its_reserve_may_start(self) -> None:
-        for name, limits in self.made.classes.items():
-            if self.made.running[name] < limits.reserved:
-                assert self.made.may_start(name)
-
-    @invariant()
-    def whoever_may_start_is_passed_over_a_bounded_number_of_times(self) -> None:
+    def whoever_waits_is_passed_over_a_bounded_number_of_times_but_for_reserves(self) -> None:
         heaviest = sum(limits.weight for limits in self.made.classes.values())
         assert max(self.passed_over.values()) <= heaviest + len(self.made.classes)
 
 
 TestAnyOrderOfArrivalsStartsAndEndsKeepsTheBooks = Slots.TestCase
 TestAnyOrderOfArrivalsStartsAndEndsKeepsTheBooks.settings = settings(max_examples=50, stateful_step_count=40)
+
+
+# Tenants ---------------------------------------------------------------------------------------------------------------------
+
+
+def backlog(**counts: int) -> TenantTurns[str]:
+    turns: TenantTurns[str] = TenantTurns()
+    for tenant, count in counts.items():
+        turns.set(tenant, count)
+    return turns
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10), min_size=2))
+def test_tenants_that_all_wait_get_equal_shares_of_cost_within_five_percent(costs: dict[str, int]) -> None:
+    turns = backlog(**dict.fromkeys(costs, 10_000))
+    spent: Counter[str] = Counter()
+    while sum(spent.values()) < 400 * len(costs):
+        tenant = turns.pick()
+        assert tenant is not None
+        turns.charge(tenant, costs[tenant])
+        spent[tenant] += costs[tenant]
+    fair = sum(spent.values()) / len(costs)
+    for tenant in costs:
+        assert abs(spent[tenant] - fair) <= max(0.05 * fair, 2 * max(costs.values()))
+
+
+def test_a_flood_delays_only_its_own_tenant() -> None:
+    turns = backlog(flood=10_000)
+    for _ in range(500):
+        assert turns.pick() == "flood"
+    turns.set("small", 3)
+    assert [turns.pick() for _ in range(6)].count("small") == 3
+
+
+def test_who_was_idle_does_not_catch_up() -> None:
+    turns = backlog(a=10_000, b=1)
+    for _ in range(1_000):
+        turns.pick()
+    turns.set("b", 10_000)
+    counted = Counter(turns.pick() for _ in range(100))
+    assert abs(counted["a"] - counted["b"]) <= 2
+
+
+class Turns(RuleBasedStateMachine):
+    """Whoever waits gets its turn before any other gets two more than its part; nobody is picked who does not wait."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.turns: TenantTurns[int] = TenantTurns()
+        self.waiting: Counter[int] = Counter()
+        self.since: dict[int, Counter[int]] = {}
+
+    @rule(tenant=st.integers(0, 5), count=st.integers(1, 6))
+    def arrive(self, tenant: int, count: int) -> None:
+        self.waiting[tenant] += count
+        self.turns.set(tenant, self.waiting[tenant])
+        self.since.setdefault(tenant, Counter())
+
+    @rule(tenant=st.integers(0, 5))
+    def go_away(self, tenant: int) -> None:
+        self.waiting[tenant] = 0
+        self.turns.set(tenant, 0)
+        self.since.pop(tenant, None)
+
+    @rule()
+    def pick(self) -> None:
+        tenant = self.turns.pick()
+        if tenant is None:
+            assert not +self.waiting
+            return
+        assert self.waiting[tenant] > 0
+        self.waiting[tenant] -= 1
+        for other, picked in self.since.items():
+            if other != tenant:
+                picked[tenant] += 1
+        self.since.pop(tenant)
+        if self.waiting[tenant]:
+            self.since[tenant] = Counter()
+
+    @invariant()
+    def nobody_is_passed_over_twice_by_the_same_tenant(self) -> None:
+        assert all(count <= 2 for picked in self.since.values() for count in picked.values())
+
+    @invariant()
+    def the_books_are_kept(self) -> None:
+        assert self.turns.total == sum(self.waiting.values())
+        assert self.turns.waiting == {tenant: count for tenant, count in self.waiting.items() if count}
+
+
+TestAnyOrderOfArrivalsGivesEveryoneATurn = Turns.TestCase
+TestAnyOrderOfArrivalsGivesEveryoneATurn.settings = settings(max_examples=80, stateful_step_count=50)
+
+
+def test_a_pick_among_many_tenants_touches_few_of_them() -> None:
+    """O(log n): comparisons are counted, not seconds."""
+
+    class Counting(float):
+        compared = 0
+
+        def __lt__(self, other: object) -> bool:
+            Counting.compared += 1
+            return float(self) < float(other)  # type: ignore[arg-type]  # only numbers are compared
+
+    def comparisons(tenants: int) -> float:
+        turns: TenantTurns[int] = TenantTurns()
+        for tenant in range(tenants):
+            turns.set(tenant, 50)
+        turns._turns = [(Counting(at), n, tenant) for at, n, tenant in turns._turns]
+        turns._virtual = {tenant: Counting(at) for tenant, at in turns._virtual.items()}
+        Counting.compared = 0
+        for _ in range(200):
+            turns.pick()
+        return Counting.compared / 200
+
+    assert comparisons(8_192) <= 4 * 13
+    assert comparisons(8_192) <= 4 * comparisons(64)
+
+
+def test_there_is_room_up_to_the_tenants_depth_and_in_a_full_class_up_to_its_part() -> None:
+    limits = ClassLimits(1, 0, queue_depth=10, total_depth=20)
+    assert limits.room(9, 9, 1)
+    assert not limits.room(10, 10, 1)
+    assert limits.room(4, 20, 4), "the class is full, but not with this tenant's"
+    assert not limits.room(5, 20, 4)
+    assert ClassLimits(1, 0, queue_depth=10).room(9, 79, 1)
+    assert not ClassLimits(1, 0, queue_depth=10).room(9, 80, 9)

@@ -191,6 +191,11 @@ class Running:
 
     service: Service
     caller: Key
+    url: str
+
+    async def of_another_tenant(self) -> Running:
+        key = Key(await new_tenant(self.url, "another"), uuid7(), frozenset({"decide"}))
+        return Running(self.service, key, self.url)
 
     @property
     def tenant(self) -> UUID:
@@ -221,7 +226,7 @@ class Running:
 async def running(coordinator: Coordinator, url: str, **settings: Any) -> AsyncIterator[Running]:
     limits = Settings(**{"pool_size": 4, **QUIET, **settings})
     async with run_service(coordinator, url, limits, render_refusal=render) as service:
-        yield Running(service, Key(await caller_tenant(url), uuid7(), frozenset({"decide"})))
+        yield Running(service, Key(await caller_tenant(url), uuid7(), frozenset({"decide"})), url)
 
 
 async def caller_tenant(url: str) -> UUID:

@@ -28,6 +28,8 @@ from coordinator.store.commit import (
 )
 from coordinator.store.database import Connection, Database
 from coordinator.store.keys import tenant_named
+from coordinator.store.lease import Claim
+from coordinator.store.queue import Claimed, claim
 from coordinator.store.settle import Settlement, settle
 from coordinator.store.tasks import NewTask
 from coordinator.store.workers import Registration
@@ -54,7 +56,6 @@ def admission(key: str | None = None, **changes: Any) -> Admission:
         fingerprint=b"f" * 32,
         type="quote",
         class_="interactive",
-        status="running",
         request=b"{}",
         record_kind=None,
         record_id=None,
@@ -63,8 +64,24 @@ def admission(key: str | None = None, **changes: Any) -> Admission:
         time_limit_ms=30_000,
         lease_owner=OWNER,
         lease_ms=30_000,
+        queue_depth=1_000,
     )
     return msgspec.structs.replace(made, **changes)
+
+
+def queued(key: str | None = None, **changes: Any) -> Admission:
+    """Wants to wait for a slot."""
+    return admission(key, **{"lease_owner": None, "estimated_ms": 100, **changes})
+
+
+async def claim_queued(
+    database: Database, tenant: UUID, *wanted: str, owner: UUID = OWNER, types: Sequence[str] = ("quote",)
+) -> list[Claimed]:
+    """What was there to claim, of these classes (default: one of the usual class)."""
+    by = Claim(owner, 30_000, types)
+    async with database.transaction(tenant) as connection:
+        found = await claim(connection, tenant, wanted or ("interactive",), by)
+    return [each for each in found if each is not None]
 
 
 async def admitted(database: Database, tenant: UUID, **changes: Any) -> UUID:

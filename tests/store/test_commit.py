@@ -18,13 +18,14 @@ from coordinator.core.record import RecordKind
 from coordinator.errors import PreconditionFailed
 from coordinator.store.commit import Committed, Moved, NewVersion, NotAllowed, OutOfDate, Proposal, Superseded
 from coordinator.store.database import Database
-from coordinator.store.lease import Claim, claim_decisions
+from coordinator.store.queue import requeue_expired
 from coordinator.store.records import Locked, history, lock_records, put_if_version
 from tests.store.given import (
     OWNER,
     admitted,
     blocked,
     changes,
+    claim_queued,
     commit_all,
     expire,
     kinds_of,
@@ -243,14 +244,19 @@ async def test_a_stale_token_is_superseded_and_has_changed_nothing(
     decision = await admitted(database, tenant)
     await expire(root, decision)
     async with database.transaction(tenant) as connection:
-        (claimed,) = await claim_decisions(connection, tenant, Claim(uuid7(), 30_000, ["quote"]), limit=1)
-    assert claimed.token == 2
+        await requeue_expired(connection, tenant, limit=1)
+    (claimed,) = await claim_queued(database, tenant)
+    assert claimed.token == 3
     late = proposal(decision, changes=changes("p-1", 0), operations=[new_operation(decision)])
     assert await commit_all(database, tenant, late) == [Superseded()]
     assert await version_of(root, "p-1") == 0
     assert await root.fetchval("SELECT count(*) FROM operations") == 0
-    assert await kinds_of(root, tenant) == ["decision.running", "decision.taken-over"]
-    (result,) = await commit_all(database, tenant, proposal(decision, token=2))
+    assert await kinds_of(root, tenant) == [
+        "decision.running",
+        "decision.queued",
+        "decision.running",
+    ]
+    (result,) = await commit_all(database, tenant, proposal(decision, token=3))
     assert isinstance(result, Committed)
 
 

@@ -159,8 +159,8 @@ async def test_a_poison_row_fails_alone_and_its_neighbours_succeed(
 async def test_a_row_that_a_check_refuses_fails_alone(
     database: Database, tenant: UUID, root: asyncpg.Connection
 ) -> None:
-    """Through the real admission: a status that does not exist, and an idempotency key with a space."""
-    good, bad, worse = admission("good"), admission("bad", status="nonsense"), admission("not one word")
+    """Through the real admission: a fingerprint that is too short, and an idempotency key with a space."""
+    good, bad, worse = admission("good"), admission("bad", fingerprint=b"f"), admission("not one word")
     async with anyio.create_task_group() as tasks:
         group = GroupCommit("admit", database, tasks, admit.admit, max_batch=10, bound=100)
         futures = [asyncio.ensure_future(group.submit(tenant, item)) for item in (good, bad, worse)]
