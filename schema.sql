@@ -290,6 +290,27 @@ CREATE TABLE receipts (
 CREATE INDEX receipts_by_decision ON receipts (tenant_id, decision_id, index) WHERE decision_id IS NOT NULL;
 CREATE INDEX receipts_by_operation ON receipts (tenant_id, operation_id, index) WHERE operation_id IS NOT NULL;
 
+-- Events ---------------------------------------------------------------------------------------------------------------------
+-- What followers of a decision are told while it runs; see core/events.py for the numbers. Only of decisions that somebody
+-- follows: in batches while it runs if that is in another process (decision_follows says so), and the rest with its commit.
+CREATE TABLE decision_events (
+    tenant_id    uuid NOT NULL,
+    decision_id  uuid NOT NULL,
+    number       bigint NOT NULL CHECK (number > 1),
+    kind         text NOT NULL,
+    data         json NOT NULL,
+    PRIMARY KEY (tenant_id, decision_id, number),
+    FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions
+);
+
+CREATE TABLE decision_follows (
+    tenant_id    uuid NOT NULL,
+    decision_id  uuid NOT NULL,
+    at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, decision_id),
+    FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions
+);
+
 -- Row-level security ---------------------------------------------------------------------------------------------------------
 -- current_setting(..., true) is null when no tenant is set, and then no row is visible.
 DO $$
@@ -309,6 +330,8 @@ BEGIN
         'retry_minutes',
         'workers',
         'tasks',
+        'decision_events',
+        'decision_follows',
         'logs',
         'receipts'
     ]
@@ -328,6 +351,7 @@ GRANT SELECT, INSERT, UPDATE ON workers, tasks TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON retry_minutes, queues TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON processes TO coordinator_app;
 GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
+GRANT SELECT, INSERT ON decision_events, decision_follows TO coordinator_app;
 
 CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON operations FOR SELECT TO coordinator_dispatch USING (true);

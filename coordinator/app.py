@@ -24,6 +24,7 @@ from coordinator import telemetry
 from coordinator.api import (
     decisions,
     effects,
+    events,
     health,
     notices,
     operations,
@@ -47,6 +48,7 @@ from coordinator.errors import ConfigurationError
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *decisions.ENDPOINTS,
+    *events.ENDPOINTS,
     *records.ENDPOINTS,
     *operations.ENDPOINTS,
     *effects.ENDPOINTS,
@@ -124,7 +126,8 @@ def serve(
         if processes == 1:
             run(coordinator, url, settings, listener, ready)
         else:
-            spec = msgspec.json.encode(Spec(path=path, url=url, settings=settings, fd=listener.fileno()))
+            each = msgspec.structs.replace(settings, max_streams=max(1, settings.max_streams // processes))
+            spec = msgspec.json.encode(Spec(path=path, url=url, settings=each, fd=listener.fileno()))
             command = [sys.executable, "-m", "coordinator.app"]
             supervisor = Supervisor(command, spec, listener, processes, settings.drain_s, ready)
             anyio.run(supervisor.run)

@@ -67,6 +67,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Size of one outcome: terms, changes and payloads together, as JSON."""
     confirm_max_age_ms: int = 2_000
     """If the commit begins later than this after the fence, the fence is made again."""
+    max_streams: int = 256
+    """Followers of decisions at once, over all processes of one `serve`; beyond it 503."""
+    stream_buffer: int = 64
+    """How many events a follower may lag behind before it holds back the source that streams."""
+    stream_stall_ms: int = 5_000
+    """How long a follower may not take what it is sent before it is cut; it can come back and has lost nothing."""
+    stream_heartbeat_s: float = 15.0
+    """A stream that has nothing to tell says so this often."""
+    stream_linger_s: float = 60.0
+    """How long a stream goes on after the decision rests, while its operations have not ended."""
+    follow_ms: int = 500
+    """How often a process asks whether what it runs is followed from another one, and writes down what those wait for."""
+    max_parts: int = 10_000
+    """Parts that one reading may stream."""
     drain_s: int = 20
     """How long a stopping process waits for what is running."""
     key_cache_s: int = 5

@@ -23,6 +23,7 @@
     │   ├── IdempotencyKeyReused      422 idempotency-key-reused
     │   ├── TransitionRefused         422 transition-refused           the record kind forbids this change
     │   ├── QueueFull                 429 queue-full                   retry_after_ms
+    │   ├── StreamsFull               503 streams-full                 retry_after_ms; as many follow as may
     │   ├── Draining                  503 draining                     retry_after_ms
     │   └── Overloaded                503 overloaded                   retry_after_ms; the database cannot be reached in time
     └── StoreError
@@ -164,6 +165,11 @@ class TransitionRefused(RequestRefused):
 
 class QueueFull(RequestRefused):
     code = "queue-full"
+    retry = "same-key"
+
+
+class StreamsFull(RequestRefused):
+    code = "streams-full"
     retry = "same-key"
 
 

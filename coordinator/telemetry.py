@@ -26,6 +26,9 @@
     coordinator_refused_total                     counter    class
     coordinator_requeued_total                    counter    reason
     coordinator_taken_over_total                  counter    what
+    coordinator_streams                           gauge      origin
+    coordinator_streams_cut_total                 counter    why
+    coordinator_parts_total                       counter    source
 
 No label carries anything of a tenant: names of types, sources and effects are the deployer's own, fixed when the module loads.
 
@@ -113,6 +116,18 @@ REQUEUED = Labelled(Counter("coordinator_requeued_total", "Decisions queued agai
 TAKEN_OVER = Labelled(
     Counter("coordinator_taken_over_total", "Work taken over from a silent process", ["what"])
 )
+STREAMS = Labelled(
+    Gauge(
+        "coordinator_streams",
+        "Followers of decisions, by where they read",
+        ["origin"],
+        multiprocess_mode="livesum",
+    )
+)
+STREAMS_CUT = Labelled(
+    Counter("coordinator_streams_cut_total", "Followers that were cut or turned away, and why", ["why"])
+)
+PARTS = Labelled(Counter("coordinator_parts_total", "Parts that sources streamed", ["source"]))
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})\Z")
 _tracer = trace.get_tracer("coordinator")

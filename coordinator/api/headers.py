@@ -117,6 +117,15 @@ def expected_version(scope: Scope) -> int:
     return int(version[1])
 
 
+def last_event_id(scope: Scope) -> int:
+    """The number of the last event that a follower saw; 0 if it saw none."""
+    given = values(scope, b"last-event-id")
+    text = given[-1].strip(" \t") if given else ""
+    if text and not re.fullmatch(r"[0-9]{1,15}", text):
+        raise MalformedRequest("Last-Event-ID must be the id of an event of this stream, a whole number.")
+    return int(text or 0)
+
+
 def traceparent(scope: Scope) -> str | None:
     """The W3C trace context of the caller, if it sent a valid one; a later version is read as version 00."""
     given = values(scope, b"traceparent")

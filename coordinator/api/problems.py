@@ -52,6 +52,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "headers-too-large": (431, "The headers are too large"),
     "queue-full": (429, "The queue is full"),
     "internal-error": (500, "An internal error"),
+    "streams-full": (503, "As many streams are open as may be"),
     "draining": (503, "The service is stopping"),
     "overloaded": (503, "The service is overloaded"),
     "commit-unknown": (503, "It is not known whether this was stored"),

@@ -50,6 +50,8 @@ class PatientProtocol(HttpToolsProtocol):
         if self.arrival is None:
             self._expect_request()
         super().on_message_begin()
+        # A stream whose client does not read can't be ended otherwise: closing waits until everything is sent.
+        self.scope["extensions"] = {"coordinator.abort": self.transport.abort}  # type: ignore[dict-item]  # ours
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.header_bytes += len(name) + len(value) + len(": \r\n")

@@ -89,11 +89,25 @@ class Failed(msgspec.Struct, frozen=True):
 Answer: TypeAlias = "Found[T] | Absent | Unchanged | Failed"
 
 
+class Part(msgspec.Struct, Generic[T], frozen=True):
+    """A piece of a reading that is still under way, for those who follow the decision. The evidence is what comes at the end."""
+
+    value: T
+
+
+async def _told_nobody(value: object) -> None:
+    """Where a reading is not part of a decision, nobody follows it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
     """What a source is told. ``evidence`` holds the values (as JSON) of what this reading was declared to come after;
     ``if_revision`` asks for a conditional read; ``on_cancel`` registers a clean-up that runs if the reading is cancelled. The
-    reading is cancelled at its deadline; ``timeout_s`` is for a source that has to name a limit of its own."""
+    reading is cancelled at its deadline; ``timeout_s`` is for a source that has to name a limit of its own.
+
+    ``emit`` streams a part, anything that is JSON, to those who follow the decision, and returns when the slowest of them has
+    room again; it raises `ValueError` for what is no JSON or too much. Parts are shown, never decided on: the answer at the end
+    is the whole."""
 
     tenant: str
     input: object
@@ -104,6 +118,7 @@ class ReadRequest:
     timeout_s: float
     traceparent: str
     on_cancel: Callable[[Callable[[], Awaitable[None]]], None]
+    emit: Callable[[object], Awaitable[None]] = _told_nobody
 
 
 class Source(Protocol[T]):

@@ -104,6 +104,8 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
         telemetry.STAGE_SECONDS.labels("commit").observe(time.monotonic() - proposed.began)
         if isinstance(result, Committed):
             telemetry.DECISIONS.labels(run.type.name, proposed.proposal.status).inc()
+        else:
+            run.events.unseal()
         return result
 
 
@@ -136,6 +138,7 @@ def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
 
     def finish(facts: Facts) -> Finished:
         run.rendered_at = time.monotonic()
+        events = run.events.seal()
         commit_ms = round((time.monotonic() - began) * 1000)
         view = encode_view(_view(run, rest, facts, commit_ms))
         receipts = _receipts(run, rest, facts)
@@ -143,9 +146,9 @@ def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
         if run.review is not None:  # it was answered when it came into review
             return Finished(view, 201, view, receipts, review)
         if rest.refusal is None:
-            return Finished(view, 201, None, receipts, review)
+            return Finished(view, 201, None, receipts, review, events)
         status, answer = engine.render_refusal(rest.refusal)
-        return Finished(answer, status, view, receipts, review)
+        return Finished(answer, status, view, receipts, review, events)
 
     return Proposal(
         decision_id=run.id,

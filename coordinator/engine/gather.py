@@ -37,6 +37,7 @@ async def gather(engine: Engine, run: Run, wanted: Iterable[str], have: Readings
                 await there[before].wait()
         began[name] = time.monotonic()
         fresh[name] = await read(engine, run, declared, {**have, **fresh}, traceparent=traceparent)
+        run.events.add("evidence", fresh[name].item)
         there[name].set()
         if declared.required and fresh[name].item.state != "found":
             others.cancel()
@@ -48,6 +49,7 @@ async def gather(engine: Engine, run: Run, wanted: Iterable[str], have: Readings
             attempts = 1 if name in began else 0
             now = time.monotonic()
             fresh[name] = no_answer(run.type.evidence[name], "cancelled", began.get(name, now), attempts)
+            run.events.add("evidence", fresh[name].item)
     return fresh
 
 

@@ -33,6 +33,7 @@ from coordinator.engine.dispatch import dispatch
 from coordinator.engine.path import walk
 from coordinator.engine.pools import Providers
 from coordinator.engine.presence import keep_present
+from coordinator.engine.record import record_followed
 from coordinator.engine.recover import Held, Takers, look_at_queue, quietly, renew_leases, sweep
 from coordinator.engine.run import Engine, Refusal, Run
 from coordinator.engine.schedule import Schedule, Slot
@@ -128,6 +129,7 @@ class Holdings:
                 self.schedule.ended(slot)
                 self.schedule.give_back(slot)
             self._let_go(run)
+            run.events.close()
             self.awaited.told(run.tenant, run.id)
             self._idle.set()
 
@@ -277,6 +279,7 @@ class Holdings:
             operation=self._take_operation,
         )
         self._tasks.start_soon(renew_leases, self.engine, self._decisions, self._operations)
+        self._tasks.start_soon(record_followed, self.engine, self.runs)
         self._tasks.start_soon(sweep, self.engine, takers, self._until_due)
         self._tasks.start_soon(look_at_queue, self.engine, self.schedule)
         self._tasks.start_soon(keep_present, self._database, self.engine.owner, self.schedule)

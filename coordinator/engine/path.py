@@ -50,6 +50,7 @@ async def walk(engine: Engine, run: Run) -> Committed | Superseded:
     with anyio.CancelScope() as on_request, anyio.move_on_after(run.ends_at - time.monotonic()):
         run.cancel = on_request.cancel
         if not run.cancelled:
+            run.events.add("running", {"fencing_token": run.token})
             with suppress(OutOfTime):
                 return await _rounds(engine, run)
     if run.cancelled or on_request.cancel_called:
@@ -92,12 +93,15 @@ async def _apply(
     if isinstance(concluded, Rest):
         return await _rest(engine, run, concluded)
     fenced = await fence(engine, run, readings)
+    run.events.add("fence", {"rounds": run.rounds, "held": fenced.held, "checks": fenced.checks})
     await failpoint("fence.after")
     if not fenced.held:
         if run.out_of_rounds:
             return await _rest(engine, run, _evidence_moved(packet, fenced))
         run.moves += [check for check in fenced.checks if not check.held]
         readings |= fenced.readings
+        for reading in fenced.readings.values():
+            run.events.add("evidence", reading.item)
         return fenced.stale
     result = await _commit_in_chain(engine, run, packet, readings, concluded, fenced)
     match result:
@@ -118,6 +122,16 @@ async def _apply(
 
 def conclude(engine: Engine, run: Run, packet: Packet, readings: Readings) -> Decided | Rest | NeedMore:
     """What follows from the packet: something to commit, a rest, or the names of further evidence."""
+    concluded = _conclude(engine, run, packet, readings)
+    match concluded:
+        case NeedMore(evidence):
+            run.events.add("outcome", {"kind": "need-more", "evidence": list(evidence)})
+        case Decided(outcome=outcome) | Rest(decided=Decided(outcome=outcome)):
+            run.events.add("outcome", outcome)
+    return concluded
+
+
+def _conclude(engine: Engine, run: Run, packet: Packet, readings: Readings) -> Decided | Rest | NeedMore:
     if lacking := missing(run, packet):
         states = ", ".join(f"{name} ({packet.item(name).state})" for name in lacking)
         return rest_without_commit(

@@ -35,6 +35,7 @@ from coordinator.core.evidence import (
     clean_text,
 )
 from coordinator.engine.items import no_answer, reading_of, record_reading
+from coordinator.engine.parts import Parts
 from coordinator.engine.run import Engine, Reading, Run
 from coordinator.engine.tasks import NEVER_BEGUN, Asker
 from coordinator.logs import THEIR_FAULTS, description_of, traceback_of
@@ -77,6 +78,7 @@ async def read(
             timeout_s=limit + GRACE_S,
             traceparent=inside,
             on_cancel=cleanups.append,
+            emit=Parts(engine.settings, run.events, declared, lambda: attempts.count),
         )
         with anyio.move_on_after(limit):
             try:

@@ -22,6 +22,7 @@ from coordinator.core.money import Money
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
 from coordinator.engine.chains import Chains
+from coordinator.engine.events import EventLog
 from coordinator.engine.pools import Providers
 from coordinator.engine.tasks import Tasks
 from coordinator.errors import RequestRefused
@@ -84,6 +85,11 @@ class Run:
     """Stops what it is doing now: waiting for its slot, or walking its path."""
     review: UnderReview | None = None
     """The approval that this run carries out."""
+    events: EventLog = field(init=False)
+    """What those are told who follow it."""
+
+    def __post_init__(self) -> None:
+        self.events = EventLog(self.token)
 
     @property
     def record_key(self) -> Key | None:
@@ -152,7 +158,9 @@ class StageTimer:
     ) -> None:
         self.span.__exit__(kind, error, trace)
         seconds = time.monotonic() - self.began
-        self.run.stages.append(Stage(at=timestamp(self.at), stage=self.name, ms=round(seconds * 1000)))
+        stage = Stage(at=timestamp(self.at), stage=self.name, ms=round(seconds * 1000))
+        self.run.stages.append(stage)
+        self.run.events.add("stage", stage)
         telemetry.STAGE_SECONDS.labels(self.name).observe(seconds)
 
 

@@ -23,6 +23,7 @@ from coordinator.core.decision import RESTING, Coordinator
 from coordinator.core.request import DecisionRequest
 from coordinator.engine.admit import Queued, admit, check_request, resume
 from coordinator.engine.commit import commit, rest_without_commit
+from coordinator.engine.follow import Streams
 from coordinator.engine.holdings import Holdings
 from coordinator.engine.operations import Operations
 from coordinator.engine.pools import Provider
@@ -74,6 +75,7 @@ class Service:
         self._holdings = holdings
         self.operations = Operations(holdings.engine)
         self.workers = holdings.remote.workers
+        self.streams = Streams(coordinator, database, holdings)
 
     @property
     def draining(self) -> bool:

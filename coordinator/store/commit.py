@@ -20,11 +20,12 @@ from uuid import UUID
 import msgspec
 
 from coordinator.core.canonical import JsonValue
+from coordinator.core.events import Event
 from coordinator.core.fence import Check, ReadCheck, all_hold
 from coordinator.core.receipt import Receipt
 from coordinator.core.record import RecordKind
 from coordinator.failpoints import failpoint
-from coordinator.store import log, queue
+from coordinator.store import events, log, queue
 from coordinator.store.database import Connection
 from coordinator.store.records import Key, Locked, lock_records
 
@@ -80,6 +81,8 @@ class Finished(msgspec.Struct, frozen=True):
     view: bytes | None
     receipts: Sequence[Receipt]
     review: KeptReview | None = None
+    events: Sequence[Event] = ()
+    """Those of its run, if somebody follows it."""
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +287,8 @@ async def _write(
         index = last + 1 + len(proposal.operations)
     done = [finished[proposal.decision_id] for proposal in proposals]
     receipts = log.columns([receipt for each in done for receipt in each.receipts])
+    if told := [(p.decision_id, p.token, f.events) for p, f in zip(proposals, done, strict=True) if f.events]:
+        await events.append_if_held(connection, tenant, told)
     reviews = [(each.review.kept, each.review.expires_at) if each.review else (None, None) for each in done]
     columns = (*_columns(proposals, now, done), first, *receipts, *_transpose(reviews, 2))
     changed, rested = await connection.fetchrow(WRITE, tenant, *columns)  # type: ignore[misc]  # always one row
