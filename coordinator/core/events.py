@@ -12,18 +12,16 @@ events are stored when it rests; where nobody did, nobody has seen a number, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
-from coordinator.core.view import DecisionView
+from coordinator.core.view import DecisionView, Stage
 
 SPAN = 1_000_000
 AT_REST = 900_000
 QUEUED = 1
-MOVING = frozenset({"ready", "dispatching", "compensating", "uncertain"})
-"""States of operations that are not the last one."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -36,7 +34,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class _Observed(msgspec.Struct):
-    observed_at: str
+    observed_at: datetime
 
 
 def first_of(token: int) -> int:
@@ -52,29 +50,44 @@ def at_rest(token: int, receipts: int) -> int:
 def told_again(view: DecisionView, token: int) -> list[Event]:
     """The events of a run that nobody followed, from the decision as it came to rest. Of evidence that was read more than once
     there is only the last reading, and of streamed parts the whole."""
-    told = sorted(_moments(view), key=lambda moment: moment[:2])
     first = first_of(token)
-    return [Event(first + n, kind, data) for n, (_, _, kind, data) in enumerate(told)]
+    return [Event(first + n, kind, data) for n, (kind, data) in enumerate(_told(view, token))]
 
 
-def _moments(view: DecisionView) -> Iterator[tuple[datetime, int, str, bytes]]:
-    """When, and in which order if at the same time."""
-    ends: dict[str, datetime] = {}
-    for stage in view.timeline:
-        if stage.stage == "commit":
-            continue  # the rest tells of it
-        began = datetime.fromisoformat(stage.at)
-        ends[stage.stage] = began + timedelta(milliseconds=stage.ms)
-        yield ends[stage.stage], 2, "stage", _encode(stage)
-    started = [end for name, end in ends.items() if name in ("admit", "queue")]
-    if started and len(ends) > len(started):
-        yield max(started), 3, "running", b"{}"
-    for raw in msgspec.json.decode(view.evidence, type=list[msgspec.Raw]):
-        observed = msgspec.json.decode(raw, type=_Observed).observed_at
-        yield datetime.fromisoformat(observed), 1, "evidence", bytes(raw)
-    if view.outcome is not None and "decide" in ends:
-        yield ends["decide"], 4, "outcome", _encode(view.outcome)
-    if "fence" in ends:
-        held = all(check.held for check in view.fence.checks)
-        fence = {"rounds": view.fence.rounds, "held": held, "checks": view.fence.checks}
-        yield ends["fence"], 5, "fence", _encode(fence)
+def _told(view: DecisionView, token: int) -> Iterator[tuple[str, bytes]]:
+    stages = [stage for stage in view.timeline if stage.stage != "commit"]  # the rest tells of that one
+    last = {stage.stage: n for n, stage in enumerate(stages)}
+    began = max(last.get("admit", -1), last.get("queue", -1)) + 1
+    items = _by_stage(view, stages)
+    for n, stage in enumerate(stages):
+        if n == began:
+            yield "running", _encode({"fencing_token": token})
+        for item in items.get(n, ()):
+            yield "evidence", item
+        yield "stage", _encode(stage)
+        if n == last.get("decide") and view.outcome is not None:
+            yield "outcome", _encode(view.outcome)
+        if n == last.get("fence"):
+            held = all(check.held for check in view.fence.checks)
+            fence = {"rounds": view.fence.rounds, "held": held, "checks": view.fence.checks}
+            yield "fence", _encode(fence)
+    for item in items.get(len(stages), ()):
+        yield "evidence", item
+
+
+def _by_stage(view: DecisionView, stages: Sequence[Stage]) -> dict[int, list[bytes]]:
+    """Each item, in the order of their arrival, under the reading stage that it ended in; a stage's length is in whole ms."""
+    readings = [
+        (n, datetime.fromisoformat(stage.at) + timedelta(milliseconds=stage.ms + 1))
+        for n, stage in enumerate(stages)
+        if stage.stage in ("gather", "fence")
+    ]
+    arrived = [
+        (msgspec.json.decode(raw, type=_Observed).observed_at, bytes(raw))
+        for raw in msgspec.json.decode(view.evidence, type=list[msgspec.Raw])
+    ]
+    found: dict[int, list[bytes]] = {}
+    for at, item in sorted(arrived, key=lambda each: each[0]):
+        home = next((n for n, end in readings if at <= end), readings[-1][0] if readings else len(stages))
+        found.setdefault(home, []).append(item)
+    return found

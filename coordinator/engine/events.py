@@ -22,7 +22,7 @@ import msgspec
 from coordinator import telemetry
 from coordinator.core.events import AT_REST, Event, first_of
 
-BATCH = 64
+BATCH, BATCH_BYTES = 64, 262_144
 _encode = msgspec.json.Encoder().encode
 
 
@@ -74,11 +74,15 @@ class EventLog:
             follower.news.set()
 
     def events(self, position: int, limit: int = BATCH) -> list[Event]:
-        """Those from this position on."""
-        return [
-            Event(self._first + position + n, kind, _encode(what))
-            for n, (kind, what) in enumerate(self._entries[position : position + limit])
-        ]
+        """Those from this position on, as many as make a batch."""
+        batch: list[Event] = []
+        size = 0
+        for kind, what in self._entries[position : position + limit]:
+            batch.append(Event(self._first + position + len(batch), kind, _encode(what)))
+            size += len(batch[-1].data)
+            if size > BATCH_BYTES:
+                break
+        return batch
 
     def read(self, follower: Follower) -> list[Event]:
         """What this follower has not been sent yet, or some of it. From now on the log counts as followed."""
@@ -87,16 +91,19 @@ class EventLog:
         self.followed = True
         return self.events(follower.position)
 
-    def unstored(self, limit: int | None = None) -> Sequence[Event]:
-        """What the database does not have yet; nothing if nobody follows."""
+    def unstored(self, limit: int) -> Sequence[Event]:
+        """What the database does not have yet, or some of it; nothing if nobody follows."""
         if not self.followed:
             return ()
-        return self.events(self.stored, len(self._entries) if limit is None else limit)
+        return self.events(self.stored, limit)
 
     def seal(self) -> Sequence[Event]:
         """The decision comes to rest: what has to be stored with it."""
         self.sealed = True
-        return self.unstored()
+        events: list[Event] = []
+        while batch := self.events(self.stored + len(events)) if self.followed else ():
+            events += batch
+        return events
 
     def unseal(self) -> None:
         """It does not come to rest yet."""

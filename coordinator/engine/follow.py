@@ -144,8 +144,8 @@ class Streams:
                 yield unseen
                 after = unseen[-1].number
             async with aclosing(self._what_followed(tenant, row, token, after)) as batches:
-                async for batch in batches:
-                    yield batch
+                async for later in batches:
+                    yield later
 
     async def _stored(self, tenant: UUID, id: UUID, after: int) -> list[Event]:
         async with self._database.transaction(tenant) as connection:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from anyio import lowlevel
 
 from coordinator import telemetry
 from coordinator.config import Settings
@@ -71,4 +72,7 @@ class Parts:
         self._count += 1
         self._log.add("part", part)
         telemetry.PARTS.labels(self._declared.source.name).inc()
+        await (
+            lowlevel.checkpoint()
+        )  # a source that has everything at hand must not keep the others from going on
         self._patience_s -= await self._log.room(self._settings.stream_buffer, max(0.0, self._patience_s))

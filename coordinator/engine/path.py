@@ -50,7 +50,7 @@ async def walk(engine: Engine, run: Run) -> Committed | Superseded:
     with anyio.CancelScope() as on_request, anyio.move_on_after(run.ends_at - time.monotonic()):
         run.cancel = on_request.cancel
         if not run.cancelled:
-            run.events.add("running", {"fencing_token": run.token})
+            run.tell_start()
             with suppress(OutOfTime):
                 return await _rounds(engine, run)
     if run.cancelled or on_request.cancel_called:

@@ -127,6 +127,12 @@ class Run:
         expected = self.request.record.expected_version if self.request.record else None
         return expected is not None and expected != version
 
+    def tell_start(self) -> None:
+        """Its path begins; what took time before that is told with it."""
+        for stage in self.stages:
+            self.events.add("stage", stage)
+        self.events.add("running", {"fencing_token": self.token})
+
     def stage_now(self, name: str, ms: int) -> Stage:
         """A stage that ends now."""
         return Stage(at=timestamp(datetime.now(UTC) - timedelta(milliseconds=ms)), stage=name, ms=ms)

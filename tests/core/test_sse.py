@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ def parsed(*pieces: bytes) -> list[Frame]:
 
 def cut(whole: bytes, places: list[int]) -> list[bytes]:
     edges = [0, *sorted(place % (len(whole) + 1) for place in places), len(whole)]
-    return [whole[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+    return [whole[first:last] for first, last in pairwise(edges)]
 
 
 JSON = st.recursive(
@@ -105,8 +106,7 @@ def test_how_long_to_wait_before_coming_back_is_read() -> None:
 def test_an_event_without_an_end_is_not_collected_for_ever(endless: bytes) -> None:
     parser = Parser(max_chars=1_000)
     with pytest.raises(FrameTooLarge):
-        for _ in range(1_000):
-            list(parser.feed(endless))
+        [frame for _ in range(1_000) for frame in parser.feed(endless)]
 
 
 def test_a_frame_is_what_it_says() -> None:
