@@ -236,7 +236,8 @@ def _token(receipts: Sequence[ReceiptRow], row: DecisionRow) -> int:
 
 
 def _made_of(row: DecisionRow, token: int) -> list[Event]:
-    stored = row.view or row.answer
+    refused = row.answer_status is None or row.answer_status >= 400
+    stored = row.view if refused else row.answer  # not as a review has changed it since: its numbers have been told
     try:
         view: DecisionView | None = decode_view(stored) if stored is not None else None
     except msgspec.ValidationError:  # stored by another version: the decision is shown at the end as it is

@@ -46,6 +46,8 @@ TABLES = (
     "retry_minutes",
     "workers",
     "tasks",
+    "decision_events",
+    "decision_follows",
     "logs",
     "receipts",
 )
