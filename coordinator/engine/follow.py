@@ -34,7 +34,7 @@ from coordinator.store.reading import DecisionRow, OperationRow, ReceiptRow
 
 Batches = AsyncGenerator[Sequence[Event], None]
 """Each is closed by whoever iterates it: they hold cursors."""
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 0.5
 RECEIPTS = 200
 _encode = msgspec.json.Encoder().encode
 
@@ -237,7 +237,9 @@ def _token(receipts: Sequence[ReceiptRow], row: DecisionRow) -> int:
 
 def _made_of(row: DecisionRow, token: int) -> list[Event]:
     refused = row.answer_status is None or row.answer_status >= 400
-    stored = row.view if refused else row.answer  # not as a review has changed it since: its numbers have been told
+    stored = (
+        row.view if refused else row.answer
+    )  # not as a review has changed it since: its numbers have been told
     try:
         view: DecisionView | None = decode_view(stored) if stored is not None else None
     except msgspec.ValidationError:  # stored by another version: the decision is shown at the end as it is

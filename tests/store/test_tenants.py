@@ -11,6 +11,8 @@ import pytest
 from uuid_utils.compat import uuid7
 
 from coordinator.config import Settings
+from coordinator.core.events import Event
+from coordinator.store import events
 from coordinator.store.database import Database, open_database
 from coordinator.store.keys import create_key
 from coordinator.store.lease import tenants_with_work
@@ -82,6 +84,9 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
     async with open_database(database_url, Settings(pool_size=1)) as database:
         for owner in made:
             decision = await admitted(database, owner)
+            async with database.transaction(owner) as connection:
+                await events.follow(connection, owner, decision)
+                await events.append_if_held(connection, owner, [(decision, 1, [Event(2, "running", b"{}")])])
             wish = proposal(decision, changes=changes("p-1", 0), operations=[new_operation(decision)])
             await commit_all(database, owner, wish)
             async with database.transaction(owner) as connection:
