@@ -44,6 +44,7 @@ CREATE TABLE keys (
     hash        bytea NOT NULL CHECK (length(hash) = 32),
     name        text NOT NULL,
     scopes      text[] NOT NULL CHECK (scopes <@ ARRAY['decide', 'review', 'operate', 'work', 'audit', 'admin']),
+    classes     text[],       -- the classes it may ask for; null: all
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     revoked_at  timestamptz,
     PRIMARY KEY (tenant_id, id),

@@ -11,6 +11,7 @@
     │   ├── Unauthenticated           401 unauthenticated
     │   ├── NoticeRefused             401 notice-refused               a provider's event whose sender was not proven
     │   ├── MissingScope              403 missing-scope
+    │   ├── ClassNotAllowed           403 class-not-allowed            classes
     │   ├── NotFound                  404 not-found                    also another tenant's id: alike on purpose
     │   ├── UnknownDecisionType       404 unknown-decision-type
     │   ├── StaleVersion              409 stale-version                current_version
@@ -111,6 +112,11 @@ class NoticeRefused(RequestRefused):
 
 class MissingScope(RequestRefused):
     code = "missing-scope"
+    retry = "same-key"
+
+
+class ClassNotAllowed(RequestRefused):
+    code = "class-not-allowed"
     retry = "same-key"
 
 

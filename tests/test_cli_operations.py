@@ -88,6 +88,14 @@ def test_pools_are_a_table_for_people_and_a_page_for_programs(ordering: Ordering
     assert page["next_cursor"] is None
 
 
+def test_queues_are_a_picture_for_people_and_a_page_for_programs(ordering: Ordering) -> None:
+    done = ask(ordering, "queues")
+    assert done.returncode == 0
+    assert re.search(r"^interactive +0 +░{20} +– +0 ", done.stdout, re.MULTILINE)
+    page = as_json(ask(ordering, "queues", "--json"))
+    assert [item["class"] for item in page["items"]] == ["urgent", "interactive", "bulk"]
+
+
 # What a person does -------------------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from coordinator.core.view import DecisionView
 from coordinator.engine.service import Pending, Rested
 from coordinator.engine.show import PendingView
 from coordinator.errors import (
+    ClassNotAllowed,
     DecisionInFlight,
     Draining,
     IdempotencyKeyInvalid,
@@ -91,6 +92,7 @@ LOCATION = {"Location": "Where the decision is shown."}
         IdempotencyKeyMissing,
         IdempotencyKeyInvalid,
         UnknownDecisionType,
+        ClassNotAllowed,
         StaleVersion,
         DecisionInFlight,
         IdempotencyKeyReused,

@@ -35,6 +35,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "unauthenticated": (401, "No valid API key was given"),
     "notice-refused": (401, "The notice is not accepted"),
     "missing-scope": (403, "The API key lacks the scope for this"),
+    "class-not-allowed": (403, "The API key may not ask for this class"),
     "not-found": (404, "There is no such thing"),
     "unknown-decision-type": (404, "There is no such decision type"),
     "method-not-allowed": (405, "The method is not allowed here"),

@@ -22,6 +22,7 @@ COMMANDS = {
     "reviews": ("decisions:reviews", "Decisions that wait for a person."),
     "operations": ("operations:operations", "What was sent; resolve, retry, compensate, reconcile."),
     "pools": ("pools:pools", "Providers and how busy we are with each."),
+    "queues": ("queues:queues", "What waits and runs, by class; --watch."),
     "receipts": ("operations:receipts", "Receipts in the order of the log."),
     "replay": ("replay:replay", "Run a stored decision's policy again."),
     "drill": ("drill:drill", "The conflict and crash suite."),

@@ -19,6 +19,7 @@ TIMEOUT_S = 30.0
 NEXT = {
     "unauthenticated": "Pass --key or set COORDINATOR_KEY; `coordinator keys create` makes a key.",
     "missing-scope": "Use a key that has it: `coordinator keys create --scope SCOPE`.",
+    "class-not-allowed": "Name another --class, or use a key that may: `coordinator keys create --scope decide --class CLASS`.",
     "stale-version": "Read the record again and decide anew, under a new key; nothing was sent.",
     "idempotency-key-reused": "Use another --key-id: this one stands for another request.",
     "decision-in-flight": "It is still running: repeat the command with the same --key-id.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -38,6 +38,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     scopes: list[str]
+    classes: list[str] | None
     created_at: datetime
     revoked_at: datetime | None
 
@@ -72,22 +73,31 @@ def keys() -> None:
 @keys.command("create")
 @tenant_option
 @click.option("--scope", "scopes", multiple=True, required=True, type=click.Choice(store.SCOPES))
+@click.option("--class", "classes", multiple=True, help="A class it may ask for; without any: all.")
 @click.option("--name", default="", help="What the key is for.")
 @database_option
 @data_option
 @json_option
 def create(
-    tenant: str, scopes: tuple[str, ...], name: str, database_url: str | None, data: Path, as_json: bool
+    tenant: str,
+    scopes: tuple[str, ...],
+    classes: tuple[str, ...],
+    name: str,
+    database_url: str | None,
+    data: Path,
+    as_json: bool,
 ) -> None:
     """Make a key, and the tenant if there is none of that name. The key is shown this once."""
     chosen = [scope for scope in store.SCOPES if scope in scopes]
     with database(database_url, data) as url:
-        made = _run(create_key(url, tenant, name, chosen))
+        made = _run(create_key(url, tenant, name, chosen, classes or None))
     if as_json:
         print_json(made)
         return
     click.echo(made.key)
-    click.echo(f"Key {made.id} of tenant {tenant} ({', '.join(chosen)}). It is not shown again.", err=True)
+    may_ask = f"; classes {', '.join(classes)}" if classes else ""
+    told = f"Key {made.id} of tenant {tenant} ({', '.join(chosen)}{may_ask}). It is not shown again."
+    click.echo(told, err=True)
 
 
 @keys.command("list")
@@ -104,6 +114,7 @@ def list_(tenant: str, database_url: str | None, data: Path, as_json: bool) -> N
             id=str(row.id),
             name=row.name,
             scopes=row.scopes,
+            classes=row.classes,
             created_at=row.created_at,
             revoked_at=row.revoked_at,
         )
@@ -113,9 +124,16 @@ def list_(tenant: str, database_url: str | None, data: Path, as_json: bool) -> N
         print_json({"items": listed})
         return
     print_table(
-        ["id", "name", "scopes", "created", "revoked"],
+        ["id", "name", "scopes", "classes", "created", "revoked"],
         (
-            (key.id, key.name, ", ".join(key.scopes), age(key.created_at), age(key.revoked_at))
+            (
+                key.id,
+                key.name,
+                ", ".join(key.scopes),
+                ", ".join(key.classes or ["all"]),
+                age(key.created_at),
+                age(key.revoked_at),
+            )
             for key in listed
         ),
         empty="This tenant has no keys.",
@@ -146,7 +164,9 @@ def revoke(key_id: UUID, tenant: str, database_url: str | None, data: Path, as_j
         click.echo(f"Revoked {key_id}.")
 
 
-async def create_key(url: str, tenant: str, name: str, scopes: list[str]) -> Created:
+async def create_key(
+    url: str, tenant: str, name: str, scopes: list[str], classes: Sequence[str] | None = None
+) -> Created:
     """A new key of a tenant that is made if need be."""
     connection = await asyncpg.connect(url, statement_cache_size=0)
     try:
@@ -155,7 +175,7 @@ async def create_key(url: str, tenant: str, name: str, scopes: list[str]) -> Cre
         await connection.close()
     key_id = uuid7()
     async with open_database(url, settings_from_env()) as opened, opened.transaction(tenant_id) as inside:
-        key = await store.create_key(inside, tenant_id, key_id, name, scopes)
+        key = await store.create_key(inside, tenant_id, key_id, name, scopes, classes)
     return Created(id=str(key_id), tenant=tenant, name=name, scopes=scopes, key=key)
 
 

@@ -86,9 +86,15 @@ def _check_ceiling(declared: DecisionType[Any, Any], ceiling: Money | None) -> N
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """The decision waits in the database."""
+    """The decision waits in the database, at this place among the tenant's of its class."""
 
-    id: UUID
+    row: reading.DecisionRow
+    position: int
+    estimated_ms: int
+
+    @property
+    def id(self) -> UUID:
+        return self.row.id
 
 
 async def admit(
@@ -106,6 +112,7 @@ async def admit(
     """Store the decision: a `Run` if it is new and has a slot, `Queued` if it is new and has none, what is `Known` if its key was
     used before with the same request. Raises `IdempotencyKeyReused`, `QueueFull`, or `Overloaded` if the database is away."""
     time_limit_ms = min(request.time_limit_ms or declared.time_limit_ms, declared.time_limit_ms)
+    position = schedule.position(request.class_, caller.tenant)
     admission = Admission(
         id=engine.new_id(),
         key=key,
@@ -120,7 +127,7 @@ async def admit(
         time_limit_ms=time_limit_ms,
         lease_owner=engine.owner if slot else None,
         lease_ms=engine.settings.lease_ms,
-        estimated_ms=None if slot else schedule.estimate_ms(request.class_, caller.tenant),
+        estimated_ms=None if slot else schedule.estimate_ms(request.class_, caller.tenant, position),
         queue_depth=schedule.limits(request.class_).queue_depth,
     )
     began = time.monotonic()
@@ -139,7 +146,7 @@ async def admit(
     elapsed = time.monotonic() - began
     telemetry.STAGE_SECONDS.labels("admit").observe(elapsed)
     if slot is None:
-        return Queued(admission.id)
+        return Queued(_row(admission, result), position, admission.estimated_ms or 0)
     run = Run(
         tenant=caller.tenant,
         id=admission.id,
@@ -155,6 +162,26 @@ async def admit(
     )
     run.stages.append(run.stage_now("admit", round(elapsed * 1000)))
     return run
+
+
+def _row(admission: Admission, admitted: Admitted) -> reading.DecisionRow:
+    """The row as it was stored."""
+    return reading.DecisionRow(
+        id=admission.id,
+        type=admission.type,
+        class_=admission.class_,
+        status=admission.status,
+        request=admission.request,
+        fingerprint=admission.fingerprint,
+        traceparent=admission.traceparent,
+        created_at=admitted.created_at,
+        answer=None,
+        answer_status=None,
+        view=None,
+        fencing_token=0,
+        held=False,
+        now=admitted.created_at,
+    )
 
 
 async def _store(engine: Engine, tenant: UUID, admission: Admission) -> Admitted | Known | NoRoom:

@@ -117,12 +117,14 @@ class Schedule:
             retry_after_ms=min(LONGEST_RETRY_MS, max(SHORTEST_RETRY_MS, wait_ms)),
         )
 
-    def estimate_ms(self, class_: str, tenant: UUID, position: int | None = None) -> int:
-        """When the tenant's decision at ``position`` (default: one that comes now) will start, by Little's law: all slots of all
+    def position(self, class_: str, tenant: UUID) -> int:
+        """The place of a decision that comes now among its tenant's of the class; 1 is the next."""
+        return self.turns[class_].waiting.get(tenant, 0) + 1
+
+    def estimate_ms(self, class_: str, tenant: UUID, position: int) -> int:
+        """When the tenant's decision at ``position`` will start, by Little's law: all slots of all
         processes end runs at the rate slots / mean duration; the class gets its share of that by weight, the tenant its part of
         the class."""
-        if position is None:
-            position = self.turns[class_].waiting.get(tenant, 0) + 1
         weights = {name: limits.weight for name, limits in self.shares.classes.items()}
         rivals = [name for name, turns in self.turns.items() if turns.total or name == class_]
         part = weights[class_] / sum(weights[name] for name in rivals) / self._tenants(class_, tenant)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID
 
@@ -27,9 +27,11 @@ from coordinator.engine.follow import Streams
 from coordinator.engine.holdings import Holdings
 from coordinator.engine.operations import Operations
 from coordinator.engine.pools import Provider
+from coordinator.engine.queues import QueueView, queues
 from coordinator.engine.run import Refusal, Run
 from coordinator.engine.show import pending, shown, unfinished
 from coordinator.errors import (
+    ClassNotAllowed,
     CommitUnknown,
     DecisionInFlight,
     Draining,
@@ -106,6 +108,12 @@ class Service:
         if self._holdings.draining:
             raise Draining("this process is stopping; another one will answer", retry_after_ms=1000)
         declared, input = check_request(self.coordinator, request)
+        if caller.classes is not None and request.class_ not in caller.classes:
+            known = sorted(caller.classes)
+            raise ClassNotAllowed(
+                f"this key may not ask for class {request.class_!r}, only for {', '.join(known)}",
+                classes=known,
+            )
         until = time.monotonic() + wait_s
         trace = telemetry.continued_or_new(traceparent)
         holdings, schedule = self._holdings, self._holdings.schedule
@@ -139,11 +147,17 @@ class Service:
                     return Rested(admitted.id, finished.answer_status, finished.answer, replayed=False)
             case Queued():
                 schedule.queued(request.class_, caller.tenant)
+                if wait_s <= 0:
+                    return self._pending(admitted.row, admitted.estimated_ms, admitted.position)
             case Known():
                 if slot is not None:
                     schedule.give_back(slot)
                 return await self._join(caller.tenant, admitted, until)
         return await self._wait(caller.tenant, admitted.id, until)
+
+    def _pending(self, row: DecisionRow, estimated_ms: int, position: int) -> Pending:
+        view = unfinished(self.coordinator, row)
+        return Pending(row.id, pending(view, estimated_start_ms=estimated_ms, queue_position=position))
 
     async def _wait(self, tenant: UUID, id: UUID, until: float) -> Rested | Pending:
         """Until it rests, wherever that happens, or the caller's patience ends."""
@@ -153,8 +167,7 @@ class Service:
         async with self.database.transaction(tenant) as connection:
             position = await queue.position(connection, tenant, id)
         estimate = self._holdings.schedule.estimate_ms(row.class_, tenant, position)
-        view = unfinished(self.coordinator, row)
-        return Pending(id, pending(view, estimated_start_ms=estimate, queue_position=position))
+        return self._pending(row, estimate, position)
 
     async def _until_rested(self, tenant: UUID, id: UUID, until: float) -> DecisionRow:
         """The decision as it is when it rests, or when the time is up."""
@@ -176,6 +189,10 @@ class Service:
                 "the decision of this key is still under way", decision=str(known.id), retry_after_ms=1000
             )
         return Rested(known.id, 200 if status < 400 else status, answer, replayed=True)
+
+    async def queues(self, tenant: UUID) -> Sequence[QueueView]:
+        """One view for each class."""
+        return await queues(self.database, self._holdings.schedule, tenant)
 
     def providers(self) -> Mapping[str, Provider]:
         """The providers that this process has called, by name."""

@@ -21,11 +21,11 @@ from coordinator.store.database import Connection
 
 SCOPES = ("decide", "review", "operate", "work", "audit", "admin")
 
-FIND = "SELECT id, scopes FROM keys WHERE tenant_id = $1 AND hash = $2 AND revoked_at IS NULL"
+FIND = "SELECT id, scopes, classes FROM keys WHERE tenant_id = $1 AND hash = $2 AND revoked_at IS NULL"
 
-CREATE = "INSERT INTO keys (tenant_id, id, hash, name, scopes) VALUES ($1, $2, $3, $4, $5)"
+CREATE = "INSERT INTO keys (tenant_id, id, hash, name, scopes, classes) VALUES ($1, $2, $3, $4, $5, $6)"
 
-LIST = "SELECT id, name, scopes, created_at, revoked_at FROM keys WHERE tenant_id = $1 ORDER BY id"
+LIST = "SELECT id, name, scopes, classes, created_at, revoked_at FROM keys WHERE tenant_id = $1 ORDER BY id"
 
 REVOKE = """
 UPDATE keys SET revoked_at = clock_timestamp() WHERE tenant_id = $1 AND id = $2 AND revoked_at IS NULL RETURNING id
@@ -42,17 +42,19 @@ INSERT INTO logs (tenant_id) SELECT tenant_id FROM tenant
 
 
 class Key(msgspec.Struct, frozen=True):
-    """Who is calling: a key of one tenant with its scopes."""
+    """Who is calling: a key of one tenant with its scopes. ``classes``: those it may ask for, None for all."""
 
     tenant: UUID
     id: UUID
     scopes: frozenset[str]
+    classes: frozenset[str] | None = None
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID
     name: str
     scopes: list[str]
+    classes: list[str] | None
     created_at: datetime
     revoked_at: datetime | None
 
@@ -71,14 +73,24 @@ def tenant_of(token: str) -> UUID | None:
 
 async def find_key(connection: Connection, tenant: UUID, token: str) -> Key | None:
     row = await connection.fetchrow(FIND, tenant, _hash(token))
-    return None if row is None else Key(tenant, row["id"], frozenset(row["scopes"]))
+    if row is None:
+        return None
+    classes = None if row["classes"] is None else frozenset(row["classes"])
+    return Key(tenant, row["id"], frozenset(row["scopes"]), classes)
 
 
-async def create_key(connection: Connection, tenant: UUID, id: UUID, name: str, scopes: Sequence[str]) -> str:
+async def create_key(
+    connection: Connection,
+    tenant: UUID,
+    id: UUID,
+    name: str,
+    scopes: Sequence[str],
+    classes: Sequence[str] | None = None,
+) -> str:
     """The key's text. It is shown this once and cannot be had again."""
     encoded = base64.urlsafe_b64encode(tenant.bytes).rstrip(b"=").decode()
     token = f"ck_{encoded}.{secrets.token_urlsafe(32)}"
-    await connection.execute(CREATE, tenant, id, _hash(token), name, list(scopes))
+    await connection.execute(CREATE, tenant, id, _hash(token), name, list(scopes), classes)
     return token
 
 

@@ -96,3 +96,11 @@ async def test_a_tenant_is_made_once_whoever_asks(
     finally:
         await connection.close()
     assert await root.fetchval("SELECT count(*) FROM logs WHERE tenant_id = $1", tenant) == 1
+
+
+async def test_a_key_knows_the_classes_it_may_ask_for(database: Database, tenant: UUID) -> None:
+    async with database.transaction(tenant) as connection:
+        token = await create_key(connection, tenant, uuid7(), "bulk only", ["decide"], ["bulk"])
+    key = await found(database, tenant, token)
+    assert key is not None
+    assert key.classes == {"bulk"}
