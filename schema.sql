@@ -358,7 +358,8 @@ CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dis
 CREATE POLICY which_tenants_have_work ON operations FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON tasks FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON queues FOR SELECT TO coordinator_dispatch USING (true);
-GRANT SELECT (tenant_id, class, status, queued_at, deadline_at, lease_expires_at) ON decisions TO coordinator_dispatch;
+GRANT SELECT (tenant_id, type, class, status, queued_at, deadline_at, lease_expires_at, review_expires_at) ON decisions
+    TO coordinator_dispatch;
 GRANT SELECT ON queues TO coordinator_dispatch;
 GRANT SELECT (tenant_id, state, due_at, lease_owner, lease_expires_at) ON operations TO coordinator_dispatch;
 GRANT SELECT (tenant_id, id, capability, pinned, state, lease_expires_at, deadline_at) ON tasks TO coordinator_dispatch;

@@ -33,6 +33,7 @@ from coordinator.api import (
     receipts,
     records,
     reference,
+    reviews,
     tasks,
     workers,
 )
@@ -50,6 +51,7 @@ from coordinator.errors import ConfigurationError
 ENDPOINTS: tuple[Endpoint, ...] = (
     *decisions.ENDPOINTS,
     *events.ENDPOINTS,
+    *reviews.ENDPOINTS,
     *records.ENDPOINTS,
     *operations.ENDPOINTS,
     *effects.ENDPOINTS,

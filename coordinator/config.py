@@ -44,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     person."""
     provider_concurrency: int = 64
     """Calls to one provider at once, from this process."""
+    review_poll_ms: int = 5_000
+    """How often a process looks for reviews whose time is over, and counts the open ones."""
     max_dispatching: int = 256
     """Operations dispatched at once."""
     retries_per_minute: int = 600

@@ -12,6 +12,7 @@
     │   ├── NoticeRefused             401 notice-refused               a provider's event whose sender was not proven
     │   ├── MissingScope              403 missing-scope
     │   ├── ClassNotAllowed           403 class-not-allowed            classes
+    │   ├── OwnRequest                403 own-request                  nobody reviews what the same key asked for
     │   ├── NotFound                  404 not-found                    also another tenant's id: alike on purpose
     │   ├── UnknownDecisionType       404 unknown-decision-type
     │   ├── StaleVersion              409 stale-version                current_version
@@ -20,6 +21,7 @@
     │   ├── StateConflict             409 state-conflict               the thing is not in a state that allows it
     │   ├── Supplanted                409 superseded               another holds it now, or it has ended
     │   ├── PreconditionFailed        412 precondition-failed          current_version
+    │   ├── StaleReview               412 stale-review                 etag, decision_status, moved
     │   ├── PreconditionRequired      428 precondition-required
     │   ├── IdempotencyKeyReused      422 idempotency-key-reused
     │   ├── TransitionRefused         422 transition-refused           the record kind forbids this change
@@ -120,6 +122,10 @@ class ClassNotAllowed(RequestRefused):
     retry = "same-key"
 
 
+class OwnRequest(RequestRefused):
+    code = "own-request"
+
+
 class NotFound(RequestRefused):
     code = "not-found"
 
@@ -154,6 +160,10 @@ class Supplanted(RequestRefused):
 
 class PreconditionFailed(RequestRefused):
     code = "precondition-failed"
+
+
+class StaleReview(RequestRefused):
+    code = "stale-review"
 
 
 class PreconditionRequired(RequestRefused):

@@ -46,6 +46,8 @@ POINTS: dict[str, Lost | None] = {
     "settle.after": CommitUnknown,  # the operation's outcome is durable
     "resolve.before": CommitUnknown,  # what a person said of an operation is written, COMMIT is not sent
     "resolve.after": CommitUnknown,  # what a person said is durable
+    "review.before": CommitUnknown,  # a reviewer's verdict is written, COMMIT is not sent
+    "review.after": CommitUnknown,  # it is durable: rejected, or claimed for the approval, of which nothing is done yet
     "notice.before": CommitUnknown,  # what a provider said of itself is written, COMMIT is not sent
     "notice.after": CommitUnknown,  # what it said is durable
 }

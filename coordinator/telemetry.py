@@ -29,6 +29,9 @@
     coordinator_streams                           gauge      origin
     coordinator_streams_cut_total                 counter    why
     coordinator_parts_total                       counter    source
+    coordinator_reviews_open                      gauge      type
+    coordinator_reviews_total                     counter    type, verdict
+    coordinator_review_age_seconds                histogram  type
 
 No label carries anything of a tenant: names of types, sources and effects are the deployer's own, fixed when the module loads.
 
@@ -128,6 +131,22 @@ STREAMS_CUT = Labelled(
     Counter("coordinator_streams_cut_total", "Followers that were cut or turned away, and why", ["why"])
 )
 PARTS = Labelled(Counter("coordinator_parts_total", "Parts that sources streamed", ["source"]))
+REVIEWS_OPEN = Labelled(
+    Gauge(
+        "coordinator_reviews_open", "Decisions that wait for a person", ["type"], multiprocess_mode="livemax"
+    )
+)
+REVIEWS = Labelled(
+    Counter("coordinator_reviews_total", "Verdicts on reviews, and reviews that expired", ["type", "verdict"])
+)
+REVIEW_AGE_SECONDS = Labelled(
+    Histogram(
+        "coordinator_review_age_seconds",
+        "How long a decision had been in review when it was approved or rejected",
+        ["type"],
+        buckets=(1, 10, 60, 600, 3_600, 6 * 3_600, 24 * 3_600, 7 * 24 * 3_600),
+    )
+)
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})\Z")
 _tracer = trace.get_tracer("coordinator")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import get_args
+from uuid import UUID
 
 import msgspec
 
@@ -140,15 +141,26 @@ def _answer(result: Rested | Pending, prefer: Preference) -> Answer:
     "Show a decision",
     scopes=READERS,
     parameters=[ID],
-    answers={200: Shown("The decision with its operations' present states.", DecisionView)},
+    answers={
+        200: Shown(
+            "The decision with its operations' present states.",
+            DecisionView,
+            headers={"ETag": "If it is in review: for the If-Match of a verdict."},
+        )
+    },
     problems=[NotFound],
 )
 async def show(call: Call) -> Answer:
     """The decision as it is now."""
-    body = await call.service.show(call.tenant, call.id())
-    if body is None:
+    return await as_it_is_now(call, call.id())
+
+
+async def as_it_is_now(call: Call, id: UUID) -> Answer:
+    """A decision of the caller's tenant. Raises `NotFound`."""
+    found = await call.service.look(call.tenant, id)
+    if found is None:
         raise nothing_here()
-    return Answer(200, body)
+    return Answer(200, found.body, [] if found.etag is None else [(b"etag", b'"%d"' % found.etag)])
 
 
 @endpoint(

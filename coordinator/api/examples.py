@@ -21,6 +21,9 @@ RESOLUTION: dict[str, Any] = {
 NOTE: dict[str, Any] = {"note": "the provider has mended it"}
 """The body of what a person does to an operation without more to say."""
 
+VERDICT: dict[str, Any] = {"verdict": "approve", "note": "agreed with the customer"}
+"""The body of ``POST /v1/decisions/{id}/review``."""
+
 NOTHING: dict[str, Any] = {}
 
 NOTICE: dict[str, Any] = {

@@ -26,6 +26,7 @@ _VISIBLE = re.compile(r"[!-~]{1,255}\Z")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"\Z')  # an sf-string, RFC 8941 section 3.3.3
 _ESCAPE = re.compile(r"\\(.)")
 _STRONG_VERSION = re.compile(r'"(0|[1-9][0-9]{0,15})"\Z')
+_ENTITY_TAG = re.compile(r'(W/)?"([!#-~]{0,64})"\Z')
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z", re.DOTALL)
 # name [= token or quoted string] [; parameters], then a comma or the end
 _PREFERENCE = re.compile(
@@ -124,6 +125,17 @@ def last_event_id(scope: Scope) -> int:
     if text and not re.fullmatch(r"[0-9]{1,15}", text):
         raise MalformedRequest("Last-Event-ID must be the id of an event of this stream, a whole number.")
     return int(text or 0)
+
+
+def entity_tag(scope: Scope) -> str:
+    """The entity tag in If-Match, without its quotes. A weak one is kept as it stands: it matches nothing (RFC 9110 section 13.1.1)."""
+    match = values(scope, b"if-match")
+    if not match:
+        raise PreconditionRequired('Send If-Match: "<etag>" with the ETag of what you looked at.')
+    tag = _ENTITY_TAG.match(match[0].strip(" \t")) if len(match) == 1 else None
+    if tag is None:
+        raise MalformedRequest('If-Match must be one entity tag, the one you looked at, such as "1".')
+    return tag[2] if tag[1] is None else tag[0]
 
 
 def traceparent(scope: Scope) -> str | None:

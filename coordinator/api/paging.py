@@ -101,7 +101,7 @@ def time_of(query: Query, name: str) -> datetime | None:
     raise MalformedRequest(f"{name} must be a time of RFC 3339, such as 2026-11-29T10:00:00Z.")
 
 
-def cursor(name: str, position: UUID | int | None) -> str | None:
+def cursor(name: str, position: UUID | int | str | None) -> str | None:
     """An opaque text for ``position`` in the list called ``name``; None if there is no further page."""
     if position is None:
         return None
@@ -111,26 +111,27 @@ def cursor(name: str, position: UUID | int | None) -> str | None:
 
 def id_before(query: Query, name: str) -> UUID | None:
     """Where the next page of a list by id begins; None on the first page."""
-    text = _position_of(query, name)
+    text = position_of(query, name)
     if text is None:
         return None
     found = uuid(text)
     if found is None:
-        raise _altered()
+        raise altered()
     return found
 
 
 def index_after(query: Query, name: str) -> int | None:
     """Where the next page of a list by number begins; None on the first page."""
-    text = _position_of(query, name)
+    text = position_of(query, name)
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,16}", text):
-        raise _altered()
+        raise altered()
     return int(text)
 
 
-def _position_of(query: Query, name: str) -> str | None:
+def position_of(query: Query, name: str) -> str | None:
+    """Where the next page begins, as `cursor` was given it; None on the first page."""
     given = query.get("cursor")
     if given is None:
         return None
@@ -140,11 +141,12 @@ def _position_of(query: Query, name: str) -> str | None:
         raw = b""
     check, text = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
     if not text.isascii() or not hmac.compare_digest(check, _check(name, text)) or _opaque(raw) != given:
-        raise _altered()
+        raise altered()
     return text.decode("ascii")
 
 
-def _altered() -> MalformedRequest:
+def altered() -> MalformedRequest:
+    """The refusal of a cursor that holds no position of its list."""
     return MalformedRequest("cursor must be a next_cursor of this list, unaltered.")
 
 

@@ -36,6 +36,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "notice-refused": (401, "The notice is not accepted"),
     "missing-scope": (403, "The API key lacks the scope for this"),
     "class-not-allowed": (403, "The API key may not ask for this class"),
+    "own-request": (403, "Nobody reviews what the same key asked for"),
     "not-found": (404, "There is no such thing"),
     "unknown-decision-type": (404, "There is no such decision type"),
     "method-not-allowed": (405, "The method is not allowed here"),
@@ -45,6 +46,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "state-conflict": (409, "Its present state does not allow this"),
     "superseded": (409, "Another holds it now, or it has ended"),
     "precondition-failed": (412, "The precondition does not hold"),
+    "stale-review": (412, "The review has moved on"),
     "body-too-large": (413, "The body is too large"),
     "unsupported-media-type": (415, "The body is not JSON in UTF-8"),
     "idempotency-key-reused": (422, "The Idempotency-Key stands for another request"),
@@ -111,6 +113,8 @@ def _headers(refusal: RequestRefused) -> list[tuple[bytes, bytes]]:
             headers.append((b"retry-after", b"%d" % -(-milliseconds // 1000)))
     if (decision := refusal.extra.get("decision")) is not None:
         headers.append(location(decision))
+    if (etag := refusal.extra.get("etag")) is not None:
+        headers.append((b"etag", f'"{etag}"'.encode("ascii")))
     if refusal.code == "unauthenticated":
         headers.append((b"www-authenticate", b"Bearer"))
     elif refusal.code == "notice-refused":

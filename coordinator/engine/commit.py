@@ -34,7 +34,7 @@ from coordinator.core.view import (
     timestamp,
 )
 from coordinator.engine.decide import Decided
-from coordinator.engine.reviewing import approvals, keep, rest_kind, review_view
+from coordinator.engine.reviewing import approvals, count, keep, rest_kind, review_view
 from coordinator.engine.run import Engine, Reading, Run
 from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
 from coordinator.failpoints import failpoint
@@ -56,6 +56,11 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     reads: Sequence[ReadCheck] = ()
     fresh: Callable[[], bool] = lambda: True
     refusal: RequestRefused | None = None
+    policy_version: str | None = None
+
+    def version(self, run: Run) -> str:
+        """Of the policy that concluded this: the one declared here, unless it says otherwise."""
+        return self.policy_version or run.type.policy_version
 
 
 def rest_without_commit(
@@ -103,7 +108,7 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
             continue
         telemetry.STAGE_SECONDS.labels("commit").observe(time.monotonic() - proposed.began)
         if isinstance(result, Committed):
-            telemetry.DECISIONS.labels(run.type.name, proposed.proposal.status).inc()
+            count(run, proposed.proposal.status)
         else:
             run.events.unseal()
         return result
@@ -142,7 +147,7 @@ def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
         commit_ms = round((time.monotonic() - began) * 1000)
         view = encode_view(_view(run, rest, facts, commit_ms))
         receipts = _receipts(run, rest, facts)
-        review = keep(run, rest.decided, rest.readings, facts.now)
+        review = keep(run, rest.decided, rest.version(run), rest.readings, facts.now)
         if run.review is not None:  # it was answered when it came into review
             return Finished(view, 201, view, receipts, review)
         if rest.refusal is None:
@@ -174,7 +179,7 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
     return DecisionView(
         id=str(run.id),
         type=run.type.name,
-        policy_version=run.type.policy_version,
+        policy_version=rest.version(run),
         status=decided.status,
         class_=run.request.class_,
         input=run.request.input,
@@ -245,7 +250,7 @@ def _receipts(run: Run, rest: Rest, facts: Facts) -> list[Receipt]:
     own = receipt(
         rest_kind(run, decided.status),
         decision_id=id,
-        policy_version=run.type.policy_version,
+        policy_version=rest.version(run),
         packet_digest=rest.packet.digest if rest.packet else None,
         outcome_digest=decided.digest or None,
         code=decided.outcome.code,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from uuid import UUID
 
@@ -30,6 +30,7 @@ from coordinator.engine.awaited import Awaited
 from coordinator.engine.chains import Chains
 from coordinator.engine.commit import Rest, commit, rest_without_commit
 from coordinator.engine.dispatch import dispatch
+from coordinator.engine.expire import expire
 from coordinator.engine.path import walk
 from coordinator.engine.pools import Providers
 from coordinator.engine.presence import keep_present
@@ -62,6 +63,8 @@ class Holdings:
         self.schedule = Schedule(settings.classes, settings.max_running, self._chosen)
         self.awaited = Awaited(database, tasks)
         self.runs: dict[UUID, Run] = {}
+        self.approvals: dict[UUID, asyncio.Event] = {}
+        """By decision: set when what is being approved here is over."""
         self.answers: dict[UUID, Answer] = {}
         self._tasks = tasks
         self._database = database
@@ -89,7 +92,7 @@ class Holdings:
 
     @property
     def idle(self) -> bool:
-        return not self.runs and not self._operations and not self._claims
+        return not self.runs and not self.approvals and not self._operations and not self._claims
 
     def _wake_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._due.set)
@@ -131,6 +134,29 @@ class Holdings:
             self._let_go(run)
             run.events.close()
             self.awaited.told(run.tenant, run.id)
+            self._idle.set()
+
+    def carry(self, run: Run, until: float, work: Callable[[], Awaitable[Committed | Superseded]]) -> None:
+        """Hold a decision that was claimed in review while ``work`` brings it to rest again; then its operations go to dispatch."""
+        over = self.approvals[run.id] = asyncio.Event()
+        self._decisions[run.id] = Held(run.tenant, until, run.token)
+        self._tasks.start_soon(self._carry, run, work, over)
+
+    async def _carry(
+        self, run: Run, work: Callable[[], Awaitable[Committed | Superseded]], over: asyncio.Event
+    ) -> None:
+        try:
+            result = await work()
+            if isinstance(result, Committed):
+                self._dispatch_all(run, result.operations)
+        except (
+            Exception
+        ):  # the boundary of a task of its own; its lease runs out and the review is open again
+            log.exception("review of decision %s, trace %s", run.id, telemetry.trace_id(run.traceparent))
+        finally:
+            if self.approvals.get(run.id) is over:  # not another claim of ours, made meanwhile
+                del self.approvals[run.id], self._decisions[run.id]
+            over.set()
             self._idle.set()
 
     def _let_go(self, run: Run) -> None:
@@ -272,6 +298,7 @@ class Holdings:
 
     def start_loops(self) -> None:
         self._tasks.start_soon(self.remote.watch)
+        self._tasks.start_soon(expire, self.engine, list(self.coordinator.types))
         takers = Takers(
             free=self._room_for_operations,
             requeued=lambda tenant, class_: self.schedule.queued(class_, tenant),

@@ -1,32 +1,41 @@
 """The review packet: what a reviewer is shown, and what is kept so that an approval commits exactly that.
 
-Shown, in the decision's view: why, what would be committed (terms, changes, the very payloads), how old each evidence is, who asked,
-until when. Kept beside it, for the engine: the conclusion in the form in which it is committed, which versions of our own records
-were read, and what was spent. The packet itself is the shown evidence, byte for byte.
+Shown, in the decision's view: why, what would be committed (terms, changes, the very payloads), how old each evidence is, who
+asked, until when, and in the end the verdict. Kept beside it, for the engine: the conclusion in the form in which it is committed,
+which versions of our own records were read, and what was spent. The packet itself is the shown evidence, byte for byte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import msgspec
 
+from coordinator import telemetry
 from coordinator.core.fence import Check
 from coordinator.core.money import Money
 from coordinator.core.packet import Packet
 from coordinator.core.receipt import Receipt, receipt
+from coordinator.core.review import Asked
 from coordinator.core.view import (
+    OutcomeView,
     ProposalView,
     ProposedChange,
     ProposedEffect,
     ReviewView,
     VerdictView,
+    decode_view,
+    encode_view,
     timestamp,
 )
 from coordinator.engine.decide import Decided
 from coordinator.engine.run import Reading, Run
+from coordinator.store import reviews
 from coordinator.store.commit import KeptReview, NewOperation
+from coordinator.store.database import Connection
+from coordinator.store.reviews import ReviewRow
 
 APPROVED = ("committed", "failed")
 """How an approval that was carried out can end: the record kind may refuse what the policy proposed."""
@@ -34,10 +43,11 @@ MILLISECOND = timedelta(milliseconds=1)
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """``decided`` is what came into review, its proposal inside. ``read_as`` maps record evidence to the (kind, id, version) that
-    was read."""
+    """``decided`` is what came into review, its proposal inside, as that ``policy_version`` concluded it. ``read_as`` maps record
+    evidence to the (kind, id, version) that was read."""
 
     decided: Decided
+    policy_version: str
     read_as: dict[str, tuple[str, str, int]]
     spent: dict[str, list[Money]]
     silent: list[str]
@@ -47,12 +57,15 @@ encode_kept = msgspec.json.Encoder().encode
 decode_kept = msgspec.json.Decoder(Kept).decode
 
 
-def keep(run: Run, decided: Decided, readings: Mapping[str, Reading], now: datetime) -> KeptReview | None:
+def keep(
+    run: Run, decided: Decided, policy_version: str, readings: Mapping[str, Reading], now: datetime
+) -> KeptReview | None:
     """What is kept of a decision that comes into review at ``now``, or stays there; None for any other."""
     if decided.status != "in_review":
         return None
     kept = Kept(
         decided=decided,
+        policy_version=policy_version,
         read_as={
             name: (*reading.local[0], reading.local[1].version)
             for name, reading in readings.items()
@@ -96,6 +109,79 @@ def review_view(
     )
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """For the metrics, once the transaction is committed. ``verdict`` may be that time ran out."""
+
+    type: str
+    status: str
+    verdict: str
+    waited_s: float
+
+
+async def end(
+    connection: Connection,
+    tenant: UUID,
+    row: ReviewRow,
+    status: str,
+    outcome: OutcomeView,
+    *,
+    asked: Asked | None = None,
+    note: str = "",
+) -> Ended:
+    """Bring a locked review that nobody holds to its end: nothing is changed, nothing is sent. ``asked`` is the rejection."""
+    view, kept = decode_view(row.view or b""), decode_kept(row.review or b"")
+    at, said, token = timestamp(row.now), [], row.fencing_token + 1
+    assert view.review is not msgspec.UNSET
+    view.status, view.outcome, view.finished_at, view.review.etag = status, outcome, at, None
+    by = None if asked is None else asked.by
+    if asked is not None:
+        view.review.verdict = VerdictView(verdict=asked.verdict, by=asked.by, note=note, at=at)
+        said = [_said("decision.rejected", view.id, asked.by, note, asked.etag, token)]
+    own = receipt(
+        f"decision.{status}",
+        decision_id=view.id,
+        packet_digest=view.packet_digest,
+        outcome_digest=kept.decided.digest or None,
+        code=outcome.code,
+        reviewed_by=by,
+        fencing_token=token,
+        trace_id=view.trace_id,
+    )
+    await reviews.end(
+        connection,
+        tenant,
+        row,
+        status=status,
+        view=encode_view(view),
+        reviewed=None if asked is None else msgspec.json.encode(asked),
+        receipts=[*said, own],
+    )
+    waited = row.now - datetime.fromisoformat(view.review.since)
+    return Ended(row.type, status, "rejected" if asked else status, waited.total_seconds())
+
+
+def _said(kind: str, decision: str, by: str, note: str, etag: str, token: int) -> Receipt:
+    """The receipt of a reviewer's word."""
+    return receipt(kind, decision_id=decision, reviewed_by=by, note=note, etag=etag, fencing_token=token)
+
+
+def count_end(ended: Ended) -> None:
+    telemetry.REVIEWS.labels(ended.type, ended.verdict).inc()
+    if ended.status != "in_review":
+        telemetry.DECISIONS.labels(ended.type, ended.status).inc()
+    if ended.verdict in ("approved", "rejected"):
+        telemetry.REVIEW_AGE_SECONDS.labels(ended.type).observe(ended.waited_s)
+
+
+def count(run: Run, status: str) -> None:
+    """A decision came to rest: by its path, or by an approval, which may leave it in review."""
+    if run.review is None:
+        telemetry.DECISIONS.labels(run.type.name, status).inc()
+        return
+    waited = (datetime.now(UTC) - run.review.since).total_seconds()
+    count_end(Ended(run.type.name, status, "approved" if status in APPROVED else "moved", waited))
+
+
 def present(view: ReviewView, token: int, now: datetime) -> ReviewView:
     """A stored review as it is at ``now``."""
     older_ms = max(0, (now - datetime.fromisoformat(view.as_of)) // MILLISECOND)
@@ -114,16 +200,7 @@ def approvals(run: Run, status: str) -> list[Receipt]:
     under = run.review
     if under is None or status not in APPROVED:
         return []
-    return [
-        receipt(
-            "decision.approved",
-            decision_id=str(run.id),
-            reviewed_by=str(under.reviewer),
-            note=under.note,
-            etag=str(under.etag),
-            fencing_token=run.token,
-        )
-    ]
+    return [_said("decision.approved", str(run.id), str(under.reviewer), under.note, under.etag, run.token)]
 
 
 def _expires_at(run: Run, now: datetime) -> datetime:

@@ -49,7 +49,7 @@ class UnderReview:
 
     reviewer: UUID
     note: str
-    etag: int
+    etag: str
     reason: str
     since: datetime
     expires_at: datetime

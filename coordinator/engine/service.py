@@ -28,6 +28,7 @@ from coordinator.engine.holdings import Holdings
 from coordinator.engine.operations import Operations
 from coordinator.engine.pools import Provider
 from coordinator.engine.queues import QueueView, queues
+from coordinator.engine.review import Reviews
 from coordinator.engine.run import Refusal, Run
 from coordinator.engine.show import pending, shown, unfinished
 from coordinator.errors import (
@@ -67,6 +68,13 @@ class Pending(msgspec.Struct, frozen=True):
     body: bytes
 
 
+class Looked(msgspec.Struct, frozen=True):
+    """A decision as JSON. ``etag`` if it is in review."""
+
+    body: bytes
+    etag: int | None
+
+
 class Service:
     """Use `run_service`."""
 
@@ -78,6 +86,7 @@ class Service:
         self.operations = Operations(holdings.engine)
         self.workers = holdings.remote.workers
         self.streams = Streams(coordinator, database, holdings)
+        self.reviews = Reviews(coordinator, holdings)
 
     @property
     def draining(self) -> bool:
@@ -208,11 +217,19 @@ class Service:
         return row
 
     async def show(self, tenant: UUID, id: UUID) -> bytes | None:
-        """The decision with its operations' present states, as JSON; None if this tenant has none of that id."""
+        """`look` without the etag."""
+        found = await self.look(tenant, id)
+        return None if found is None else found.body
+
+    async def look(self, tenant: UUID, id: UUID) -> Looked | None:
+        """The decision with its operations' present states; None if this tenant has none of that id."""
         async with self.database.transaction(tenant) as connection:
             row = await reading.decision(connection, tenant, id)
             operations = await reading.operations_of(connection, tenant, [id])
-        return None if row is None else shown(self.coordinator, row, operations)
+        if row is None:
+            return None
+        etag = row.fencing_token if row.status == "in_review" else None
+        return Looked(shown(self.coordinator, row, operations), etag)
 
     async def list(
         self,
@@ -250,6 +267,9 @@ class Service:
         had happened outside by then. Raises `NotFound`."""
         row = await self._row(caller.tenant, id)
         stopped = False
+        if row.status == "in_review":
+            await self.reviews.withdraw(caller.tenant, id)
+            row = await self._row(caller.tenant, id)
         while row.status not in RESTING:
             if id in self._holdings.runs:
                 run = self._holdings.runs[id]

@@ -86,7 +86,7 @@ RETURNING o.id, o.fencing_token, found.state AS was, o.decision_id, o.decision_t
 RENEW = """
 WITH d AS (
     UPDATE decisions SET lease_expires_at = clock_timestamp() + $4 * interval '1 ms'
-    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND lease_owner = $3 AND status = 'running'
+    WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND lease_owner = $3 AND status IN ('running', 'in_review')
 )
 UPDATE operations SET lease_expires_at = clock_timestamp() + $4 * interval '1 ms'
 WHERE tenant_id = $1 AND id = ANY ($5::uuid[]) AND lease_owner = $3
@@ -94,6 +94,10 @@ RETURNING id
 """
 
 RELEASE = """
+WITH r AS (    -- approvals that were under way: the reviews are open again
+    UPDATE decisions SET lease_expires_at = clock_timestamp()
+    WHERE tenant_id = $1 AND status = 'in_review' AND lease_owner = $3
+)
 UPDATE operations SET lease_expires_at = clock_timestamp()
 WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND lease_owner = $3
 """

@@ -21,6 +21,7 @@ from coordinator import (
     Packet,
     Record,
     RecordKind,
+    Review,
     decision_type,
 )
 from coordinator.core.canonical import JsonValue
@@ -78,11 +79,12 @@ capacity = Evidence(
 def price(request: QuoteInput, packet: Packet, record: Record[Quote]) -> Outcome:
     if request.hours > packet[capacity].available_hours:
         return Decline("not enough capacity")
-    return Commit(
+    commit = Commit(
         {"hours": request.hours},
         changes=[record.becomes(Quote(request.hours))],
         effects=[Effect("send-quote", {"hours": request.hours})],
     )
+    return Review("a site of its own", proposal=commit) if request.site == "reviewed" else commit
 
 
 quote = decision_type(

@@ -165,7 +165,7 @@ def service_of(
     effects: Sequence[Sent] = (),
     record: RecordKind[Any] | None = None,
     records: Sequence[RecordKind[Any]] = (),
-    **limits: int,
+    **limits: Any,
 ) -> Coordinator:
     """A coordinator with the one decision type ``quote``."""
     declared: DecisionType[Ask, Any] = decision_type(
@@ -210,8 +210,10 @@ class Running:
             self.caller, key, request, body, wait_s=wait, traceparent=traceparent
         )
 
-    async def decided(self, key: str = "k", value: int = 0, **more: Any) -> Any:
+    async def decided(self, key: str = "k", value: int = 0, *, class_: str | None = None, **more: Any) -> Any:
         """The decision, which has to come to rest, as a client sees it."""
+        if class_ is not None:
+            more["class"] = class_
         answer = await self.post(key, value, **more)
         assert isinstance(answer, Rested)
         return json.loads(answer.body)

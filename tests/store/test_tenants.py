@@ -187,7 +187,16 @@ async def test_the_dispatch_view_sees_of_all_tenants_who_has_work_and_nothing_el
     database: Database,
 ) -> None:
     shown = {
-        "decisions": {"tenant_id", "class", "status", "queued_at", "deadline_at", "lease_expires_at"},
+        "decisions": {
+            "tenant_id",
+            "type",
+            "class",
+            "status",
+            "queued_at",
+            "deadline_at",
+            "lease_expires_at",
+            "review_expires_at",
+        },
         "queues": {"tenant_id", "class", "depth"},
         "operations": {"tenant_id", "state", "due_at", "lease_owner", "lease_expires_at"},
         "tasks": {"tenant_id", "id", "capability", "pinned", "state", "lease_expires_at", "deadline_at"},
