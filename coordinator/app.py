@@ -119,6 +119,7 @@ def serve(
     ``on_ready`` gets the address once connections are accepted. Raises `ConfigurationError`."""
     if not 1 <= processes <= MAX_PROCESSES:
         raise ConfigurationError(f"processes must be within 1..{MAX_PROCESSES}, not {processes}")
+    settings = msgspec.structs.replace(settings, processes=max(settings.processes, processes))
     coordinator = load(path)
     with listen(host, port) as listener:
         bound = listener.getsockname()[1]

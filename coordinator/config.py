@@ -43,7 +43,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How often a decision may be queued again, because its process fell silent or its run took too long, before it is put before a
     person."""
     provider_concurrency: int = 64
-    """Calls to one provider at once, from this process."""
+    """Calls to one provider at once, from this process. A declared `Pool` takes its place."""
+    processes: int = 1
+    """Server processes that share the pools, over all machines: each keeps an equal part of the slots ready."""
+    pool_poll_ms: int = 100
+    """How often a process that lacks slots of a provider, or owes some to others, looks at who holds how many."""
     review_poll_ms: int = 5_000
     """How often a process looks for reviews whose time is over, and counts the open ones."""
     max_dispatching: int = 256

@@ -3,6 +3,7 @@
     CoordinatorError
     ├── DeclarationError              a decision type, source or sink is declared wrongly (raised when the module loads)
     ├── ConfigurationError            a limit or setting is out of its range
+    ├── RateLimited                   a call's turn within its provider's rate would come after its deadline
     ├── RequestRefused                the caller can act on it; the api maps the code to a status
     │   ├── MalformedRequest          400 malformed-request            errors[] with JSON pointers
     │   ├── BodyTooLarge              413 body-too-large
@@ -63,6 +64,12 @@ class DeclarationError(CoordinatorError):
 
 class ConfigurationError(CoordinatorError):
     code = "configuration-invalid"
+
+
+class RateLimited(CoordinatorError):
+    """It was not made, and used up nothing."""
+
+    code = "rate-limited"
 
 
 class RequestRefused(CoordinatorError):

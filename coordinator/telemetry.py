@@ -32,8 +32,12 @@
     coordinator_reviews_open                      gauge      type
     coordinator_reviews_total                     counter    type, verdict
     coordinator_review_age_seconds                histogram  type
+    coordinator_pool_busy                         gauge      provider
+    coordinator_pool_waiting                      gauge      provider
+    coordinator_pool_oldest_wait_seconds          gauge      provider
+    coordinator_pool_rate_waits_total             counter    provider
 
-No label carries anything of a tenant: names of types, sources and effects are the deployer's own, fixed when the module loads.
+No label carries anything of a tenant: names of types, sources, providers and effects are the deployer's own, fixed when the module loads.
 
 One trace per decision: a caller's W3C ``traceparent`` is continued, otherwise a trace begins here; sources and sinks get the
 context of the span around their call. Without an exporter (OTEL_EXPORTER_OTLP_ENDPOINT unset) spans cost next to nothing.
@@ -146,6 +150,28 @@ REVIEW_AGE_SECONDS = Labelled(
         ["type"],
         buckets=(1, 10, 60, 600, 3_600, 6 * 3_600, 24 * 3_600, 7 * 24 * 3_600),
     )
+)
+POOL_BUSY = Labelled(
+    Gauge("coordinator_pool_busy", "Calls under way", ["provider"], multiprocess_mode="livesum")
+)
+POOL_WAITING = Labelled(
+    Gauge(
+        "coordinator_pool_waiting",
+        "Calls that wait for a slot or for the rate",
+        ["provider"],
+        multiprocess_mode="livesum",
+    )
+)
+POOL_OLDEST_WAIT = Labelled(
+    Gauge(
+        "coordinator_pool_oldest_wait_seconds",
+        "Age of the call that has waited longest",
+        ["provider"],
+        multiprocess_mode="livemax",
+    )
+)
+POOL_RATE_WAITS = Labelled(
+    Counter("coordinator_pool_rate_waits_total", "Calls that had to wait for the rate", ["provider"])
 )
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})\Z")

@@ -9,6 +9,7 @@
     PUT  /control, GET /control                                faults: see `faults`
     PUT  /resources/{kind}/{id}                                moves a fact: some of its fields
     GET  /stats                                                requests and concurrency per route
+    GET  /load, DELETE /load                                   calls at once and per minute, by route: see `load`; count anew
 
     python -m coordinator.demo.providers --port 0 --data DIR [--fsync] [--die-with-parent]
 
@@ -39,6 +40,7 @@ from coordinator.demo.facts import FACTS, Facts
 from coordinator.demo.faults import FAULTY_ROUTES, NO_FAULT, Control, Fault, Request
 from coordinator.demo.launch import die_with_parent
 from coordinator.demo.ledger import Ledger, LedgerCorrupt
+from coordinator.demo.load import Load
 from coordinator.demo.refusals import Refusal
 
 _GRACE_S = 0.5
@@ -71,7 +73,9 @@ class DemoProviders:
             "control": self._control_table,
             "resources": self._move_fact,
             "stats": self._stats,
+            "load": self._show_load,
         }
+        self._load = Load()
         self._gauges = {route: Gauge() for route in self._routes}
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
@@ -85,9 +89,12 @@ class DemoProviders:
         gauge.concurrent += 1
         gauge.max_concurrent = max(gauge.max_concurrent, gauge.concurrent)
         try:
-            if self._control.quiet or route not in FAULTY_ROUTES:
+            if route not in FAULTY_ROUTES:
                 return await self._act(request, route, rest, NO_FAULT)
-            return await self._under_faults(request, Request(request.method, unquote(path), route), rest)
+            with self._load.of(route, rest).call():
+                if self._control.quiet:
+                    return await self._act(request, route, rest, NO_FAULT)
+                return await self._under_faults(request, Request(request.method, unquote(path), route), rest)
         except web.HTTPRequestEntityTooLarge as error:
             return problem(Refusal("payload-too-large", error.text or ""))
         finally:
@@ -172,6 +179,12 @@ class DemoProviders:
             raise Refusal("malformed-request", f"The fields to set, as an object: {error}.") from None
         fact = self._facts.put(kind, fact_id, fields)
         return encoded(fact.body, headers={"ETag": fact.etag})
+
+    async def _show_load(self, request: web.BaseRequest, rest: str, fault: Fault) -> web.Response:
+        allow(request, "GET", "DELETE")
+        if request.method == "DELETE":
+            self._load.forget()
+        return as_json({"items": self._load.items()})
 
     async def _stats(self, request: web.BaseRequest, rest: str, fault: Fault) -> web.Response:
         allow(request, "GET")

@@ -85,7 +85,7 @@ async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperat
     if instead is not None:
         await _settle(engine, tenant, claimed, instead, sent=False, asked=False, in_doubt=True)
         return
-    async with provider.slot():
+    async with provider.slot() as call:
         pause_ms = provider.breaker.wait_ms(_now_ms())
         if pause_ms:
             step: Step = Resend(
@@ -102,6 +102,8 @@ async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperat
             "coordinator.dispatch", claimed.traceparent, operation_id=str(claimed.id)
         ) as inside:
             result = await _perform(provider, sink, _operation(tenant, claimed, inside))
+        if isinstance(result, Ambiguous):
+            call.give_up()
     await failpoint("dispatch.after")
     sends = claimed.sends + 1
     step = next_step(
@@ -169,7 +171,7 @@ async def _ask(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperati
 
 
 async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupResult:
-    async with engine.providers.of(sink.provider).slot():
+    async with engine.providers.of(sink.provider).slot() as call:
         with anyio.move_on_after(sink.timeout_ms / 1000 + GRACE_S):
             try:
                 await failpoint("ask.before")
@@ -179,6 +181,7 @@ async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupRes
             except THEIR_FAULTS as error:  # the boundary to adapters; logged
                 log.error("sink %s raised in lookup: %s", sink.name, traceback_of(error))
                 return Ambiguous("sink-raised", description_of(error))
+        call.give_up()
         return Ambiguous("timed-out", f"no answer to the lookup within {sink.timeout_ms} ms")
 
 

@@ -32,6 +32,7 @@ from coordinator.engine.commit import Rest, commit, rest_without_commit
 from coordinator.engine.dispatch import dispatch
 from coordinator.engine.expire import expire
 from coordinator.engine.path import walk
+from coordinator.engine.pooled import Pooled
 from coordinator.engine.pools import Providers
 from coordinator.engine.presence import keep_present
 from coordinator.engine.record import record_followed
@@ -79,7 +80,7 @@ class Holdings:
         self.engine = Engine(
             boundary=Boundary(database, tasks, coordinator.record_kinds, by),
             settings=settings,
-            providers=Providers(settings.provider_concurrency),
+            providers=Providers(settings.provider_concurrency, coordinator.pools),
             chains=Chains(),
             tasks=self.remote.tasks,
             owner=owner,
@@ -89,6 +90,8 @@ class Holdings:
             stopping=lambda: self.draining,
             still_holds=self._still_holds,
         )
+
+        self.pools = Pooled(coordinator, database, self.engine.providers, self.engine.owner)
 
     @property
     def idle(self) -> bool:
@@ -299,6 +302,8 @@ class Holdings:
     def start_loops(self) -> None:
         self._tasks.start_soon(self.remote.watch)
         self._tasks.start_soon(expire, self.engine, list(self.coordinator.types))
+        self._tasks.start_soon(self.pools.run)
+        self._tasks.start_soon(self.engine.providers.measure)
         takers = Takers(
             free=self._room_for_operations,
             requeued=lambda tenant, class_: self.schedule.queued(class_, tenant),
@@ -327,6 +332,7 @@ class Holdings:
             while not self.idle:
                 self._idle.clear()
                 await self._idle.wait()
+        await self.pools.release()
         for tenant in {held.tenant for held in (*self._decisions.values(), *self._operations.values())}:
             decisions = [id for id, held in self._decisions.items() if held.tenant == tenant]
             operations = [id for id, held in self._operations.items() if held.tenant == tenant]

@@ -38,6 +38,7 @@ from coordinator.engine.items import no_answer, reading_of, record_reading
 from coordinator.engine.parts import Parts
 from coordinator.engine.run import Engine, Reading, Run
 from coordinator.engine.tasks import NEVER_BEGUN, Asker
+from coordinator.errors import RateLimited
 from coordinator.logs import THEIR_FAULTS, description_of, traceback_of
 from coordinator.store.records import Locked, read_records
 
@@ -96,15 +97,19 @@ async def read(
 
 
 async def _call(engine: Engine, run: Run, declared: Evidence[Any, Any], request: ReadRequest) -> Answer[Any]:
-    """One call, inside its provider's slot. Whatever ends it, the run knows what it cost, or that this is not known."""
-    async with engine.providers.of(declared.remote.provider).slot(declared.units) as call:
-        answer: Answer[Any] | None = None
-        try:
-            answer = await _answer(declared.remote, request)
-            call.used(answer.units)
-            return answer
-        finally:
-            run.bill(declared.name, answer.cost if answer else None)
+    """One call, inside its provider's slot. Whatever ends it, the run knows what it cost, or that this is not known. A call whose turn
+    would come too late is not made, and costs nothing."""
+    try:
+        async with engine.providers.of(declared.remote.provider).slot(declared.units) as call:
+            answer: Answer[Any] | None = None
+            try:
+                answer = await _answer(declared.remote, request)
+                call.used(answer.units)
+                return answer
+            finally:
+                run.bill(declared.name, answer.cost if answer else None)
+    except RateLimited as error:
+        return Failed(error.code, str(error))
 
 
 async def _by_worker(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID
 
@@ -26,7 +26,7 @@ from coordinator.engine.commit import commit, rest_without_commit
 from coordinator.engine.follow import Streams
 from coordinator.engine.holdings import Holdings
 from coordinator.engine.operations import Operations
-from coordinator.engine.pools import Provider
+from coordinator.engine.pooled import PoolNow
 from coordinator.engine.queues import QueueView, queues
 from coordinator.engine.review import Reviews
 from coordinator.engine.run import Refusal, Run
@@ -203,9 +203,9 @@ class Service:
         """One view for each class."""
         return await queues(self.database, self._holdings.schedule, tenant)
 
-    def providers(self) -> Mapping[str, Provider]:
-        """The providers that this process has called, by name."""
-        return self._holdings.engine.providers.by_name
+    async def pools(self) -> list[PoolNow]:
+        """Every provider of a declared source or sink, by name."""
+        return await self._holdings.pools.now()
 
     # Showing, cancelling, records -------------------------------------------------------------------------------------------
 

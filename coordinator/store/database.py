@@ -28,6 +28,8 @@ from coordinator.errors import CommitUnknown, Overloaded, StoreError
 T = TypeVar("T")
 Connection = asyncpg.pool.PoolConnectionProxy
 
+NIL_TENANT = UUID(int=0)
+"""Whose rows are the service's own: every key begins with a tenant, and these belong to none."""
 CONFLICTS = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 UNREACHABLE = (
     OSError,
