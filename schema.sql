@@ -270,6 +270,39 @@ CREATE INDEX tasks_waiting ON tasks (tenant_id, capability, created_at) WHERE st
 CREATE INDEX tasks_in_progress ON tasks (tenant_id, worker_id) WHERE state = 'in_progress';
 CREATE INDEX tasks_of_decision ON tasks (tenant_id, decision_id);
 
+-- Pools ----------------------------------------------------------------------------------------------------------------------
+-- What a provider permits, over all processes of the service: no tenant's, so the rows belong to the nil tenant. Whoever moves slots
+-- of a pool or takes of its rates locks its row. rates: what was granted of late, see core/rate.py.
+CREATE TABLE pools (
+    tenant_id         uuid NOT NULL,
+    provider          text NOT NULL,
+    concurrency       int CHECK (concurrency > 0),
+    requests_per_min  int CHECK (requests_per_min > 0),
+    units_per_min     bigint CHECK (units_per_min > 0),
+    rates             json NOT NULL DEFAULT '{}',
+    declared_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, provider)
+);
+
+-- The slots that each process holds: together, those whose frees_at has not passed never exceed the pool's concurrency. A process uses
+-- them until expires_at, and another may have them from frees_at on, when every call that was begun before has ended. busy and waiting
+-- are what the process said last.
+CREATE TABLE pool_shares (
+    tenant_id      uuid NOT NULL,
+    provider       text NOT NULL,
+    process_id     uuid NOT NULL,
+    slots          int NOT NULL CHECK (slots >= 0),
+    busy           int NOT NULL CHECK (busy >= 0),
+    waiting        int NOT NULL CHECK (waiting >= 0),
+    wanted         int NOT NULL CHECK (wanted >= 0),
+    waiting_since  timestamptz,
+    expires_at     timestamptz NOT NULL,
+    frees_at       timestamptz NOT NULL CHECK (frees_at >= expires_at),
+    PRIMARY KEY (tenant_id, provider, process_id),
+    FOREIGN KEY (tenant_id, provider) REFERENCES pools,
+    CHECK ((waiting = 0) = (waiting_since IS NULL))
+);
+
 -- Receipts -------------------------------------------------------------------------------------------------------------------
 -- One per state change, appended in the change's own transaction. The log's row hands out contiguous indices: it is locked last,
 -- so the order of indices is the order of commits.
@@ -333,6 +366,8 @@ BEGIN
         'tasks',
         'decision_events',
         'decision_follows',
+        'pools',
+        'pool_shares',
         'logs',
         'receipts'
     ]
@@ -351,6 +386,8 @@ GRANT SELECT, INSERT, UPDATE ON keys, records, decisions, operations, logs TO co
 GRANT SELECT, INSERT, UPDATE ON workers, tasks TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON retry_minutes, queues TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON processes TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON pools TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pool_shares TO coordinator_app;
 GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
 GRANT SELECT, INSERT ON decision_events, decision_follows TO coordinator_app;
 

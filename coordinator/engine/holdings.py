@@ -90,7 +90,6 @@ class Holdings:
             stopping=lambda: self.draining,
             still_holds=self._still_holds,
         )
-
         self.pools = Pooled(coordinator, database, self.engine.providers, self.engine.owner)
 
     @property
