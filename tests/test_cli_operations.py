@@ -82,7 +82,7 @@ def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
 def test_pools_are_a_table_for_people_and_a_page_for_programs(ordering: Ordering) -> None:
     done = ask(ordering, "pools")
     assert done.returncode == 0
-    assert re.search(r"^bank +0 +64 +0 +closed *$", done.stdout, re.MULTILINE)
+    assert re.search(r"^bank +░+ +0 / 64 +0 +– +– +– +closed *$", done.stdout, re.MULTILINE)
     page = as_json(ask(ordering, "pools", "--json"))
     assert [item["provider"] for item in page["items"]] == ["bank", "bank-refunds", "carrier", "mail"]
     assert page["next_cursor"] is None

@@ -21,7 +21,7 @@ COMMANDS = {
     "decisions": ("decisions:decisions", "Decisions, the newest first."),
     "reviews": ("decisions:reviews", "Decisions that wait for a person."),
     "operations": ("operations:operations", "What was sent; resolve, retry, compensate, reconcile."),
-    "pools": ("pools:pools", "Providers and how busy we are with each."),
+    "pools": ("pools:pools", "Providers, slots and rates; --watch."),
     "queues": ("queues:queues", "What waits and runs, by class; --watch."),
     "receipts": ("operations:receipts", "Receipts in the order of the log."),
     "replay": ("replay:replay", "Run a stored decision's policy again."),

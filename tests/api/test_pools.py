@@ -19,8 +19,10 @@ def test_every_declared_provider_is_there_before_it_is_called(ordering: Ordering
     assert answer.status == 200
     assert [item["provider"] for item in answer.json["items"]] == NAMES
     assert answer.json["next_cursor"] is None
-    unused = {"provider": "bank", "busy": 0, "total": 64, "waiting": 0, "breaker": "closed"}
-    assert answer.json["items"][0] == unused
+    idle = {"busy": 0, "total": 64, "waiting": 0, "oldest_wait_ms": 0}
+    no_rate = {"requests_per_min": None, "rate_left": None, "units_per_min": None, "units_left": None}
+    unused = {"provider": "bank", "shared": False, "breaker": "closed", "resets_at": None, "here": idle}
+    assert answer.json["items"][0] == {**idle, **no_rate, **unused}
 
 
 def test_a_call_that_is_under_way_is_counted_until_it_ends(ordering: Ordering) -> None:

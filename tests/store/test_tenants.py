@@ -16,6 +16,8 @@ from coordinator.store import events
 from coordinator.store.database import Database, open_database
 from coordinator.store.keys import create_key
 from coordinator.store.lease import tenants_with_work
+from coordinator.store.pools import DECLARE as DECLARE_POOL
+from coordinator.store.pools import WRITE as WRITE_SHARE
 from coordinator.store.presence import ANNOUNCE
 from coordinator.store.queue import lock_depths
 from coordinator.store.resolve import REMEMBER_EVENT
@@ -46,6 +48,8 @@ TABLES = (
     "operations",
     "provider_events",
     "retry_minutes",
+    "pools",
+    "pool_shares",
     "workers",
     "tasks",
     "decision_events",
@@ -53,7 +57,7 @@ TABLES = (
     "logs",
     "receipts",
 )
-PASSING = {"processes"}
+PASSING = {"processes", "pool_shares"}
 """What is there now, not what happened."""
 UPDATABLE = {
     "keys": "name = name",
@@ -63,6 +67,8 @@ UPDATABLE = {
     "processes": "state = state",
     "operations": "state = state",
     "retry_minutes": "used = used",
+    "pools": "rates = rates",
+    "pool_shares": "slots = slots",
     "workers": "name = name",
     "tasks": "state = state",
     "logs": "size = size",
@@ -97,6 +103,10 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
                 await connection.execute(REMEMBER_EVENT, owner, "send", "event-1")
                 await register(connection, owner, registration())
                 await ask(connection, owner, [new_task(decision)], lease_ms=1_000)
+                await connection.execute(DECLARE_POOL, owner, ["planner"], [1], [None], [None])
+                await connection.execute(
+                    WRITE_SHARE, owner, uuid7(), 1_000, ["planner"], [1], [0], [0], [0], [0], [0]
+                )
     return made
 
 
