@@ -11,12 +11,14 @@ from coordinator.config import settings_from_env
 from coordinator.demo.launch import die_with_parent
 
 DATABASE, PROVIDERS = "LOADTEST_DATABASE", "LOADTEST_PROVIDERS"
+COORDINATOR = "LOADTEST_COORDINATOR"
+"""MODULE:NAME of what is served, if it is not the usual one."""
 
 
 def main() -> None:
     die_with_parent()
     serve(
-        "loadtests.served:coordinator",
+        os.environ.get(COORDINATOR, "loadtests.served:coordinator"),
         url=os.environ[DATABASE],
         settings=settings_from_env(),
         port=0,

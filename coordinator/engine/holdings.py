@@ -117,7 +117,7 @@ class Holdings:
     async def _drive(self, run: Run, slot: Slot | None, answer: Answer, rest: Rest | None) -> None:
         """From its slot to its rest. Whatever goes wrong in here, the decision is at rest afterwards, or its lease runs out."""
         try:
-            result = await self._within_ceiling(run, rest)
+            result = await self._within_ceiling(run, slot, rest)
             if not answer.done():
                 answer.set_result(result)
             if isinstance(result, Committed):
@@ -166,14 +166,28 @@ class Holdings:
         if self.runs.get(run.id) is run:
             del self.answers[run.id], self.runs[run.id], self._decisions[run.id]
 
-    async def _within_ceiling(self, run: Run, rest: Rest | None) -> Committed | Superseded:
+    async def _within_ceiling(self, run: Run, slot: Slot | None, rest: Rest | None) -> Committed | Superseded:
         result: Committed | Superseded = Superseded()
         with anyio.move_on_after(self.settings.max_run_ms / 1000) as ceiling:
+            if slot is not None and slot.turn is not None:
+                await self._until_its_turn(run, slot, slot.turn)
             result = await self._to_rest(run, rest)
         if ceiling.cancelled_caught:
             log.warning("decision %s held its slot for too long; it is queued again", run.id)
             await self._requeue(run.tenant, [run.id], "ran-too-long")
         return result
+
+    async def _until_its_turn(self, run: Run, slot: Slot, turn: asyncio.Future[None]) -> None:
+        """Or until it is cancelled or its time is over, which the path then finds. The future is not ours to cancel."""
+        began = time.monotonic()
+        with anyio.CancelScope() as waiting:
+            run.cancel = waiting.cancel
+            await asyncio.wait([turn], timeout=max(0.0, run.ends_at - began))
+        run.cancelled = run.cancelled or waiting.cancel_called
+        waited_ms = round((time.monotonic() - began) * 1000)
+        run.stages.append(run.stage_now("queue", waited_ms))
+        if turn.done():
+            self.schedule.runs(slot, run.type.cost, waited_ms)
 
     async def _to_rest(self, run: Run, rest: Rest | None) -> Committed | Superseded:
         try:

@@ -5,8 +5,9 @@ admissions at once, of the others' from a look at the `queues` table every `queu
 the tenant whose turn it is are chosen (`core/fairness.py`), and that tenant's oldest decision of the class is claimed with SKIP
 LOCKED; claims of one tenant share a transaction. If another process was faster, the slot is given back.
 
-A request is started at once, without waiting, only if a slot is free and nobody of its class waits. A slot is taken and given back in
-pairs by whoever holds it; nothing here waits, except `retaken`, for a run that gave its slot away while it had no use for it.
+A request is started at once, without waiting, only if a slot is free and nobody of its class waits. If the slots of its class's
+reserve are lent, it is not queued either: it is stored as running here and gets the next slot that comes free (`Slot.turn`). A slot is
+taken and given back in pairs by whoever holds it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ RATE_OVER_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The right to run one decision of a class."""
+    """The right to run one decision of a class; from the moment on when ``turn`` is done, if it has one."""
 
     class_: str
     tenant: UUID
     taken_at: float
+    turn: asyncio.Future[None] | None = None
 
 
 class Pace:
@@ -99,10 +101,13 @@ class Schedule:
         return limits
 
     def try_start(self, class_: str, tenant: UUID) -> Slot | None:
-        """A slot, or None if the decision has to wait its turn. Raises `QueueFull` if it is known that it may not even do that."""
-        limits, turns = self.limits(class_), self.turns[class_]
-        if not turns.total and not self._returning[class_] and self.shares.busy < self.shares.slots:
-            return self._start(class_, tenant)
+        """A slot, or None if the decision has to be queued. Raises `QueueFull` if it is known that it may not even be that."""
+        limits, turns, returning = self.limits(class_), self.turns[class_], self._returning[class_]
+        if not turns.total:
+            if not returning and self.shares.busy < self.shares.slots:
+                return self._start(class_, tenant)
+            if self.shares.running[class_] + len(returning) < limits.reserved:
+                return self._next_one(class_, tenant)
         if not limits.room(turns.waiting.get(tenant, 0), turns.total, self._tenants(class_, tenant)):
             raise self.full(class_, tenant)
         return None
@@ -197,6 +202,7 @@ class Schedule:
                 return
             if self._returning[class_]:
                 self.shares.start(class_)
+                self._measure(class_)
                 self._returning[class_].popleft().set_result(None)
             elif (tenant := self.turns[class_].pick()) is not None:
                 self._touched.add((class_, tenant))
@@ -206,6 +212,12 @@ class Schedule:
         self.shares.start(class_)
         self._measure(class_)
         return Slot(class_, tenant, time.monotonic())
+
+    def _next_one(self, class_: str, tenant: UUID) -> Slot:
+        """The next slot of the class that comes free, before anything that is queued."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._returning[class_].append(turn)
+        return Slot(class_, tenant, time.monotonic(), turn)
 
     def runs(self, slot: Slot, cost: float, waited_ms: int) -> None:
         """The slot is used by a decision that costs this much and has waited so long."""
@@ -220,35 +232,25 @@ class Schedule:
         self._of_all.ended(time.monotonic() - slot.taken_at)
 
     def give_back(self, slot: Slot) -> None:
+        if slot.turn is not None and not slot.turn.done():
+            self._returning[slot.class_].remove(slot.turn)
+            return
         self.shares.finish(slot.class_)
         self._measure(slot.class_)
         self.pump()
 
     @asynccontextmanager
     async def lent(self, slot: Slot) -> AsyncIterator[None]:
-        """Give the slot back while the block waits for something else, and take one again, before what is merely queued, at its
-        end. The block's owner has a slot afterwards on every path, cancellation included."""
+        """Give the slot back while the block waits for something else; at its end, wait for the next one of the class. Whoever is
+        cancelled meanwhile holds a slot whose turn has not come, and gives that back."""
         self.give_back(slot)
         try:
             yield
         finally:
-            await self._retake(slot)
-
-    async def _retake(self, slot: Slot) -> None:
-        if self.shares.busy < self.shares.slots and not self._returning[slot.class_]:
-            self.shares.start(slot.class_)
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._returning[slot.class_].append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if (
-                not turn.done() or turn.cancelled()
-            ):  # it ends now: the slot it is owed for that is one too many, briefly
-                self._returning[slot.class_].remove(turn)
-                self.shares.start(slot.class_)
-            raise
+            slot.turn = asyncio.get_running_loop().create_future()
+            self._returning[slot.class_].append(slot.turn)
+            self.pump()
+        await asyncio.wait([slot.turn])
 
     def _measure(self, class_: str) -> None:
         telemetry.RUNNING.labels(class_).set(self.shares.running[class_])

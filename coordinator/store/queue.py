@@ -68,6 +68,10 @@ taken AS (
         lease_expires_at = clock_timestamp() + $3 * interval '1 ms'
     FROM found WHERE d.tenant_id = $1 AND d.id = found.id
     RETURNING {_CLAIMED}
+), gone AS (
+    UPDATE queues q SET depth = q.depth - c.change
+    FROM (SELECT class, count(*) AS change FROM taken GROUP BY class) c
+    WHERE q.tenant_id = $1 AND q.class = c.class
 )
 SELECT t.*, coalesce(r.version, 0) AS version, r.data
 FROM taken t LEFT JOIN records r ON r.tenant_id = $1 AND r.kind = t.record_kind AND r.id = t.record_id
@@ -178,7 +182,6 @@ async def _taken(connection: Connection, tenant: UUID, rows: Sequence[asyncpg.Re
     """Oldest first, counted out of the queue, with a receipt each."""
     claimed = sorted(map(_claimed, rows), key=lambda each: -each.waited_ms)
     if claimed:
-        await leave(connection, tenant, [each.class_ for each in claimed])
         receipts = [
             receipt("decision.running", decision_id=str(each.id), fencing_token=each.token)
             for each in claimed

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import anyio
 import asyncpg
@@ -18,6 +19,7 @@ from uuid_utils.compat import uuid7
 from coordinator import Evidence
 from coordinator.core.evidence import Found, ReadRequest
 from coordinator.core.fairness import ClassLimits
+from coordinator.engine.schedule import Schedule, Slot
 from coordinator.engine.service import Pending, Rested
 from coordinator.errors import ClassNotAllowed, MalformedRequest, QueueFull
 from coordinator.store.keys import Key
@@ -136,7 +138,14 @@ async def test_urgent_work_takes_the_next_slot_before_all_the_bulk_that_waited_l
         for n in range(20):
             await service.post(f"bulk-{n}", n, wait=0, **{"class": "bulk"})
         await eventually(lambda: len(order) == 2)
-        await service.post("urgent", 99, wait=0, **{"class": "urgent"})
+        urgent = [
+            json.loads((await service.post(f"urgent-{n}", 99 + n, wait=0, **{"class": "urgent"})).body)
+            for n in range(2)
+        ]
+        assert [one["status"] for one in urgent] == ["running", "queued"], (
+            "one has the reserve, which is lent just now"
+        )
+        await service.service.cancel(service.caller, UUID(urgent[1]["id"]))
         turn.release()
         await eventually(lambda: len(order) == 3)
         assert order[2] == 99, "the lent reserve came back with the first slot"
@@ -144,6 +153,54 @@ async def test_urgent_work_takes_the_next_slot_before_all_the_bulk_that_waited_l
             turn.release()
         await eventually(lambda: len(order) == 21)
         assert order == [0, 1, 99, *range(2, 20)], "and those of one class and tenant run in their order"
+
+
+async def test_who_waits_for_a_lent_reserve_can_be_cancelled_or_run_out_of_time(database_url: str) -> None:
+    gate = Gate()
+    async with running(service_of(gated(gate)), database_url, max_running=1, classes=TWO_CLASSES) as service:
+        await service.post("bulk", wait=0, **{"class": "bulk"})
+        await gate.arrived.wait()
+        late = await service.decided("late", time_limit_ms=50, **{"class": "urgent"})
+        assert late["status"] == "expired"
+        pending = await service.post("cancelled", wait=0, **{"class": "urgent"})
+        assert json.loads(await service.service.cancel(service.caller, pending.id))["stopped"]
+        assert gate.inside == 1
+        gate.open()
+        assert isinstance(await service.post("next", **{"class": "urgent"}), Rested)
+        await eventually(lambda: service.service._holdings.schedule.shares.busy == 0)
+
+
+async def test_a_slot_that_was_lent_comes_back_before_what_is_queued(database_url: str) -> None:
+    claimed: list[Slot] = []
+    schedule = Schedule(TWO_CLASSES, 1, claimed.append)
+    tenant = uuid7()
+    slot = schedule.try_start("bulk", tenant)
+    assert slot is not None
+    assert schedule.try_start("bulk", tenant) is None
+    schedule.queued("bulk", tenant)
+    schedule.queued("bulk", tenant)
+    used = anyio.Event()
+
+    async def lend() -> None:
+        async with schedule.lent(slot):
+            await used.wait()
+
+    lender = asyncio.ensure_future(lend())
+    await eventually(lambda: len(claimed) == 1)
+    used.set()
+    await eventually(lambda: slot.turn is not None)
+    assert not lender.done()
+    schedule.give_back(claimed[0])
+    await lender
+    assert (len(claimed), schedule.shares.busy) == (1, 1)
+    lender = asyncio.ensure_future(lend())
+    await eventually(lambda: len(claimed) == 2)
+    lender.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await lender
+    schedule.give_back(slot)
+    schedule.give_back(claimed[1])
+    assert schedule.shares.busy == 0
 
 
 async def test_tenants_of_a_class_take_turns(database_url: str) -> None:
