@@ -326,7 +326,7 @@ CREATE INDEX receipts_by_operation ON receipts (tenant_id, operation_id, index) 
 
 -- Events ---------------------------------------------------------------------------------------------------------------------
 -- What followers of a decision are told while it runs; see core/events.py for the numbers. Only of decisions that somebody
--- follows: in batches while it runs if that is in another process (decision_follows says so), and the rest with its commit.
+-- follows (decision_follows says so): in batches while it runs, and the rest with its commit.
 CREATE TABLE decision_events (
     tenant_id    uuid NOT NULL,
     decision_id  uuid NOT NULL,
@@ -344,6 +344,19 @@ CREATE TABLE decision_follows (
     PRIMARY KEY (tenant_id, decision_id),
     FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions
 );
+
+-- Progress that a worker reported to another process than the one that holds the decision, on its way to that one.
+CREATE TABLE decision_notes (
+    tenant_id    uuid NOT NULL,
+    id           uuid NOT NULL,
+    decision_id  uuid NOT NULL,
+    evidence     text NOT NULL,
+    lines        text[] NOT NULL,
+    taken        boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (tenant_id, id),
+    FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions
+);
+CREATE INDEX decision_notes_on_their_way ON decision_notes (tenant_id, decision_id) WHERE NOT taken;
 
 -- Row-level security ---------------------------------------------------------------------------------------------------------
 -- current_setting(..., true) is null when no tenant is set, and then no row is visible.
@@ -366,6 +379,7 @@ BEGIN
         'tasks',
         'decision_events',
         'decision_follows',
+        'decision_notes',
         'pools',
         'pool_shares',
         'logs',
@@ -390,6 +404,7 @@ GRANT SELECT, INSERT, UPDATE ON pools TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pool_shares TO coordinator_app;
 GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
 GRANT SELECT, INSERT ON decision_events, decision_follows TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON decision_notes TO coordinator_app;
 
 CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON operations FOR SELECT TO coordinator_dispatch USING (true);

@@ -1,7 +1,8 @@
 """Events: what a follower of a decision is told, and how events are numbered, so that any process can tell them again.
 
     1                    queued     it was accepted, into its class
-    (t-1)*SPAN + 2 ...   running, stage, part, evidence, outcome, fence: the run under fencing token t, in the order of its happening
+    (t-1)*SPAN + 2 ...   running, stage, part, progress, evidence, outcome, fence: the run under fencing token t, in
+                                    the order of its happening
     (t-1)*SPAN + AT_REST + 2k       rest, operation: the k-th receipt of the decision from its rest on
     (t-1)*SPAN + AT_REST + 2k - 1   decision: all of it, after k receipts; it ends a stream
 

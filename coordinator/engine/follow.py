@@ -1,7 +1,7 @@
 """Follow: the events of one decision for one subscriber, from wherever it is to its rest, and what becomes of its operations.
 
     runs here        from the memory of its run, as they happen
-    runs elsewhere   a mark asks its holder to write them down; they are read from the database
+    runs elsewhere   a mark has asked its holder to write them down; they are read from the database
     waits            looked at now and then, until somebody runs it
     rests            what the subscriber has not seen yet: stored, or made of the stored decision; then a receipt at a time while
                      operations move, for `stream_linger_s` at most; then the decision itself, and the stream ends
@@ -75,6 +75,9 @@ class Streams:
             after = QUEUED
         elif row.status not in RESTING:
             yield []
+        if row.status not in RESTING:
+            async with self._database.transaction(tenant) as connection:
+                await events.follow(connection, tenant, id)
         while row.status not in RESTING and not self._holdings.draining:
             run = self._holdings.runs.get(id)
             here = run is not None and run.tenant == tenant
@@ -114,8 +117,6 @@ class Streams:
         """Until it rests, or runs here."""
         pause = Pause(self.settings.stream_heartbeat_s)
         with _counted("database"):
-            async with self._database.transaction(tenant) as connection:
-                await events.follow(connection, tenant, row.id)
             while row.id not in self._holdings.runs and not self._holdings.draining:
                 async with self._database.transaction(tenant) as connection:
                     rested = (await reading.decision(connection, tenant, row.id) or row).status in RESTING

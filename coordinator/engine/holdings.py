@@ -35,7 +35,7 @@ from coordinator.engine.path import walk
 from coordinator.engine.pooled import Pooled
 from coordinator.engine.pools import Providers
 from coordinator.engine.presence import keep_present
-from coordinator.engine.record import record_followed
+from coordinator.engine.record import pass_on, record_followed, tell_progress
 from coordinator.engine.recover import Held, Takers, look_at_queue, quietly, renew_leases, sweep
 from coordinator.engine.run import Engine, Refusal, Run
 from coordinator.engine.schedule import Schedule, Slot
@@ -74,7 +74,7 @@ class Holdings:
         self._claims = 0
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
-        self.remote = Remote(database, tasks, progress=lambda tenant, decision, evidence, lines: None)
+        self.remote = Remote(database, tasks, progress=self._progress)
         owner = uuid7()
         by = lease.Claim(owner, settings.lease_ms, list(coordinator.types))
         self.engine = Engine(
@@ -102,6 +102,14 @@ class Holdings:
     def _still_holds(self, operation: UUID, token: int) -> bool:
         held = self._operations.get(operation)
         return held is not None and held.token == token and time.monotonic() < held.until
+
+    def _progress(self, tenant: UUID, decision: UUID, evidence: str, lines: Sequence[str]) -> None:
+        """What a worker says while it works, for whoever follows the decision, which may be held elsewhere."""
+        run = self.runs.get(decision)
+        if run is not None and run.tenant == tenant:
+            tell_progress(self.engine, run, evidence, lines)
+        else:
+            self._tasks.start_soon(pass_on, self._database, tenant, decision, evidence, lines)
 
     # Decisions --------------------------------------------------------------------------------------------------------------
 

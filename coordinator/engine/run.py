@@ -87,6 +87,8 @@ class Run:
     """The approval that this run carries out."""
     events: EventLog = field(init=False)
     """What those are told who follow it."""
+    progress_chars: int = 0
+    """How much its workers have said while they work."""
 
     def __post_init__(self) -> None:
         self.events = EventLog(self.token)

@@ -1,9 +1,10 @@
 """The events of followed decisions: written by whoever holds the decision, read by followers in any process.
 
-    follow    a follower in another process than the holder's leaves a mark; the holder sees it within `follow_ms`
+    follow    a follower, in whichever process, leaves a mark; the holder sees it within `follow_ms`
     append    the holder writes what it has, by token: in batches while the decision runs, and what is left in the transaction that
               brings it to rest. So at rest all of them are there, or, if nobody followed, none
     read      from a number on, a page at a time
+    note      a worker's progress that reached another process than the holder's; the holder takes it over into its events
 
 A holder that has lost the decision writes nothing. A number is written once; writing it again changes nothing.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from uuid import UUID
+
+import msgspec
 
 from coordinator.core.events import Event
 from coordinator.store.database import Connection
@@ -51,6 +54,38 @@ SELECT EXISTS (
       AND (lease_owner IS NOT NULL OR due_at IS NOT NULL OR state IN ('ready', 'compensating'))
 )
 """
+
+
+NOTE = """
+INSERT INTO decision_notes (tenant_id, id, decision_id, evidence, lines)
+SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT FROM decision_follows WHERE tenant_id = $1 AND decision_id = $3)
+"""
+
+TAKE_NOTES = """
+WITH taken AS (
+    UPDATE decision_notes SET taken = true WHERE tenant_id = $1 AND decision_id = ANY ($2::uuid[]) AND NOT taken
+    RETURNING id, decision_id, evidence, lines
+)
+SELECT decision_id, evidence, lines FROM taken ORDER BY id
+"""
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Lines of progress of one evidence."""
+
+    decision_id: UUID
+    evidence: str
+    lines: Sequence[str]
+
+
+async def note_if_followed(connection: Connection, tenant: UUID, id: UUID, note: Note) -> None:
+    """Send a note to the holder of its decision; where nobody follows, it is not written."""
+    await connection.execute(NOTE, tenant, id, note.decision_id, note.evidence, list(note.lines))
+
+
+async def take_notes(connection: Connection, tenant: UUID, decisions: Sequence[UUID]) -> list[Note]:
+    """Those that nobody has taken yet, the oldest first."""
+    return [Note(**row) for row in await connection.fetch(TAKE_NOTES, tenant, decisions)]
 
 
 async def follow(connection: Connection, tenant: UUID, decision: UUID) -> None:

@@ -455,3 +455,38 @@ async def test_a_stopping_process_ends_the_streams_of_what_it_does_not_run(datab
 def test_the_numbers_of_a_rest_are_above_those_of_its_run() -> None:
     assert first_of(1) == 2
     assert first_of(1) + AT_REST // 2 < at_rest(1, 0) < at_rest(1, 1) - 1 < at_rest(1, 1) < first_of(2)
+
+
+async def test_what_a_worker_says_is_told_whichever_process_it_says_it_to(database_url: str) -> None:
+    gate = Gate()
+    async with (
+        running(two_facts(gate), database_url, **BRISK) as there,
+        running(two_facts(Gate()), database_url, **BRISK) as elsewhere,
+    ):
+        id = await begun(there)
+        await gate.arrived.wait()
+        seen: Told = []
+        with anyio.fail_after(20):
+            async for event in followed(there, id):
+                seen.append(told(event))
+                lines = [line for progress in of_kind(seen, "progress") for line in progress["lines"]]
+                if event.kind == "evidence" and not lines:
+                    there.service._holdings._progress(there.tenant, id, "second", ["page 1"])
+                if lines == ["page 1"]:
+                    elsewhere.service._holdings._progress(there.tenant, id, "second", ["page 2", "page 3"])
+                if lines == ["page 1", "page 2", "page 3"]:
+                    gate.open()
+        assert of_kind(seen, "progress")[1] == {"evidence": "second", "lines": ["page 2", "page 3"]}
+        assert await all_events(elsewhere, id) == seen
+
+
+async def test_a_worker_that_never_stops_talking_fills_no_memory(database_url: str) -> None:
+    gate = Gate()
+    async with running(two_facts(gate), database_url, max_evidence_bytes=100) as there:
+        id = await begun(there)
+        await gate.arrived.wait()
+        before = len(there.service._holdings.runs[id].events)
+        for _ in range(50):
+            there.service._holdings._progress(there.tenant, id, "second", ["x" * 30])
+        assert len(there.service._holdings.runs[id].events) - before == 4
+        gate.open()

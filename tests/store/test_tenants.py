@@ -54,6 +54,7 @@ TABLES = (
     "tasks",
     "decision_events",
     "decision_follows",
+    "decision_notes",
     "logs",
     "receipts",
 )
@@ -71,6 +72,7 @@ UPDATABLE = {
     "pool_shares": "slots = slots",
     "workers": "name = name",
     "tasks": "state = state",
+    "decision_notes": "taken = taken",
     "logs": "size = size",
 }
 
@@ -92,6 +94,9 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
             decision = await admitted(database, owner)
             async with database.transaction(owner) as connection:
                 await events.follow(connection, owner, decision)
+                await events.note_if_followed(
+                    connection, owner, uuid7(), events.Note(decision, "e", ["half"])
+                )
                 await events.append_if_held(connection, owner, [(decision, 1, [Event(2, "running", b"{}")])])
             wish = proposal(decision, changes=changes("p-1", 0), operations=[new_operation(decision)])
             await commit_all(database, owner, wish)
