@@ -1,5 +1,14 @@
 """Evidence from a Python function: a rule engine, a model in this process, a client library of the provider's.
 
+An async generator streams: each `Part` that it yields goes to those who follow the decision, and what it yields at last is the answer.
+
+    async def summarise(input: Ask, evidence: Mapping[str, JsonValue]) -> AsyncIterator[Part[str] | Summary]:
+        text = ""
+        async for piece in model.stream(input.question):
+            text += piece
+            yield Part(piece)
+        yield Summary(text)
+
 Protocol of the threads: a plain function runs in a thread of its own, which is counted before it starts and until it really
 returns. Cancelling the reading gives up on the thread at once, but a thread can't be stopped: it stays counted, so a function
 that hangs uses up its own ``max_threads`` and nothing else. With none free a reading fails at once rather than wait unseen. The
@@ -12,20 +21,24 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from adapters.declare import declared_at
 from coordinator.core.canonical import InvalidJson, JsonValue, canonical, digest, parse
-from coordinator.core.evidence import Absent, Answer, Failed, Found, ReadRequest, clean_text, is_struct
+from coordinator.core.evidence import Absent, Answer, Failed, Found, Part, ReadRequest, clean_text, is_struct
 from coordinator.errors import DeclarationError
 
 T = TypeVar("T")
 
 Returned: TypeAlias = "T | Found[T] | Absent | Failed | None"
-Function: TypeAlias = "Callable[[Any, Mapping[str, JsonValue]], Returned[T] | Awaitable[Returned[T]]]"
+Streamed: TypeAlias = "AsyncIterator[Part[Any] | Returned[T]]"
+Function: TypeAlias = (
+    "Callable[[Any, Mapping[str, JsonValue]], Returned[T] | Awaitable[Returned[T]] | Streamed[T]]"
+)
 """Any: the first parameter is whatever request type the decision declares."""
 
 
@@ -34,7 +47,8 @@ class FunctionSource(Generic[T]):
 
     ``evidence`` holds the values, as JSON, of what the evidence was declared to come ``after``. What it raises becomes a `Failed`
     with the code ``source-raised``. A value without a revision gets the digest of its canonical bytes. ``max_threads`` bounds
-    the running calls of a plain function, per process. Raises `DeclarationError`.
+    the running calls of a plain function, per process; ``stall_ms`` how long a generator may yield nothing. Raises
+    `DeclarationError`.
     """
 
     def __init__(
@@ -45,6 +59,7 @@ class FunctionSource(Generic[T]):
         returns: type[T],
         provider: str | None = None,
         max_threads: int = 8,
+        stall_ms: int | None = None,
     ) -> None:
         where, what = declared_at(), f"source {name!r}"
         if not is_struct(returns):
@@ -53,6 +68,10 @@ class FunctionSource(Generic[T]):
             raise DeclarationError(f"{what}: {function!r} is not a function", where)
         if not 1 <= max_threads <= 1_024:
             raise DeclarationError(f"{what}: max_threads must be within 1..1024", where)
+        self._streams = inspect.isasyncgenfunction(function)
+        if stall_ms is not None and (stall_ms < 1 or not self._streams):
+            raise DeclarationError(f"{what}: stall_ms is for an async generator, and positive", where)
+        self._stall_s = None if stall_ms is None else stall_ms / 1000
         self.name = name
         self.provider = provider or name
         self.returns = returns
@@ -77,6 +96,8 @@ class FunctionSource(Generic[T]):
         limit = asyncio.timeout(request.timeout_s)
         try:
             async with limit:
+                if self._streams:
+                    return await self._streamed(request)
                 if not self._is_async:
                     return await self._in_thread(request)
                 return self._answer(await _awaited(self._function(request.input, request.evidence)))
@@ -84,6 +105,23 @@ class FunctionSource(Generic[T]):
             if isinstance(error, TimeoutError) and limit.expired():
                 return Failed("timed-out", f"no answer within {request.timeout_s:.3f} s")
             return _raised(error)
+
+    async def _streamed(self, request: ReadRequest) -> Answer[T]:
+        """Whatever is no part ends it."""
+        pieces: AsyncGenerator[object, None] = self._function(request.input, request.evidence)  # type: ignore[assignment]  # checked
+        async with aclosing(pieces):
+            while True:
+                stall = asyncio.timeout(self._stall_s)
+                try:
+                    async with stall:
+                        piece = await anext(pieces, None)
+                except TimeoutError:
+                    if stall.expired():
+                        return Failed("stalled", f"nothing for {self._stall_s} s", retryable=True)
+                    raise
+                if not isinstance(piece, Part):
+                    return self._answer(piece)
+                await request.emit(piece.value)
 
     async def _in_thread(self, request: ReadRequest) -> Answer[T]:
         with self._lock:

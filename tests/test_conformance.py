@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from aiohttp import ClientSession, web
 
+from adapters.chat import ChatSource
 from adapters.client import close_clients
 from adapters.http import HttpSource
 from adapters.http_sink import HttpSink
@@ -48,6 +49,7 @@ from coordinator.testing.conformance import (
 from coordinator.testing.sink_promises import SINK_PROMISES
 from coordinator.testing.source_promises import SOURCE_PROMISES
 from tests.adapters.mail import MailServer, mail_server
+from tests.adapters.models import answer, model
 from tests.adapters.servers import web_server
 
 pytest_plugins = ["coordinator.testing.conformance"]
@@ -234,6 +236,17 @@ async def test_postgres_source_keeps_its_word(source_promise: SourcePromise, emp
     await source_promise(
         SourceSubject(build=build, provider=place(empty_database_url), input=Site(), decisive=b"sg-1")
     )
+
+
+async def test_chat_source_keeps_its_word(source_promise: SourcePromise) -> None:
+    async with model(answer('{"site":"sg-1","available_hours":40}')) as there:
+        parts = urlsplit(there.url)
+
+        def build(host: str, port: int) -> Source[Capacity]:
+            base = f"http://{host}:{port}{parts.path}"
+            return ChatSource("capacity", base_url=base, model="m", returns=Capacity, prompt="{input.site}?")
+
+        await source_promise(SourceSubject(build=build, provider=place(there.url), input=Site()))
 
 
 # Those that lie ----------------------------------------------------------------------------------------------------------------

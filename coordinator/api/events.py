@@ -131,10 +131,11 @@ async def _break_off(scope: Scope, receive: Receive) -> None:
     problems=[NotFound, MalformedRequest, StreamsFull],
 )
 async def follow(call: Call) -> Answer:
-    """Server-sent events, as they happen, with rising ids: `queued`, `running`, `stage`, `part` (of a reading that streams), `progress` (lines of a worker),
-    `evidence` (an item, as the decision shows it), `outcome`, `fence`, `rest`, `operation` and, at the end, `decision` with all of it.
-    The stream ends when the decision rests and its operations have ended or are parked, or a minute later. A comment is sent every 15
-    seconds in which there is nothing else. A stream that breaks off is resumed with `Last-Event-ID`; nothing is lost."""
+    """Server-sent events, as they happen, with rising ids: `queued`, `running`, `stage`, `part` (of a reading that streams),
+    `progress` (lines of a worker), `evidence` (an item, as the decision shows it), `outcome`, `fence`, `rest`, `operation` and, at
+    the end, `decision` with all of it. The stream ends when the decision rests and its operations have ended or are parked, or a
+    minute later. A comment is sent every 15 seconds in which there is nothing else. A stream that breaks off is resumed with
+    `Last-Event-ID`; nothing is lost."""
     return EventStream(call.service.streams, call.tenant, call.id(), last_event_id(call.scope))
 
 

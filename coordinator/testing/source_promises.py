@@ -18,13 +18,22 @@ CLOSING_S = 5.0
 SOURCE_PROMISES: dict[str, Promise[SourceSubject]] = {}
 
 
+Emit = Callable[[object], Awaitable[None]]
+
+
+async def _taken(value: object) -> None:
+    """Whoever follows has room."""
+
+
 class Stage:
     """One source and the proxy it talks through."""
 
     def __init__(self, subject: SourceSubject, source: Source[Any], proxy: Proxy) -> None:
         self.subject, self.source, self.proxy = subject, source, proxy
 
-    def request(self, *, if_revision: str | None = None, timeout_s: float = 5.0) -> ReadRequest:
+    def request(
+        self, *, if_revision: str | None = None, timeout_s: float = 5.0, emit: Emit = _taken
+    ) -> ReadRequest:
         return ReadRequest(
             tenant="conformance",
             input=self.subject.input,
@@ -35,10 +44,13 @@ class Stage:
             timeout_s=timeout_s,
             traceparent="",
             on_cancel=lambda clean_up: None,
+            emit=emit,
         )
 
-    async def read(self, *, if_revision: str | None = None, timeout_s: float = 5.0) -> Answer[Any]:
-        reading = self.source.read(self.request(if_revision=if_revision, timeout_s=timeout_s))
+    async def read(
+        self, *, if_revision: str | None = None, timeout_s: float = 5.0, emit: Emit = _taken
+    ) -> Answer[Any]:
+        reading = self.source.read(self.request(if_revision=if_revision, timeout_s=timeout_s, emit=emit))
         return await bounded(reading, timeout_s + GRACE_S, f"read, told to end within {timeout_s} s,")
 
     async def found(self) -> Found[Any]:
@@ -103,6 +115,16 @@ async def _deadline(stage: Stage) -> None:
     answer = await stage.read(timeout_s=TIMEOUT_S)
     if not isinstance(answer, Failed):
         raise BrokenPromise(f"the provider never answered, and read said {answer}")
+
+
+@_promise("a-part-that-finds-no-room-does-not-hold-it-for-ever")
+async def _no_room(stage: Stage) -> None:
+    async def never(value: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    answer = await stage.read(timeout_s=TIMEOUT_S, emit=never)
+    if not isinstance(answer, Found | Failed):
+        raise BrokenPromise(f"nobody took its parts, and read said {answer}")
 
 
 @_promise("cancelling-is-passed-on")

@@ -30,9 +30,13 @@ def ask(
     record: tuple[str, str] = ("proposal", "p-1"),
     if_revision: str | None = None,
     timeout_s: float = 5.0,
+    emit: Callable[[object], Awaitable[None]] | None = None,
 ) -> ReadRequest:
     def on_cancel(clean_up: Callable[[], Awaitable[None]]) -> None:
         raise AssertionError("no adapter here has anything to clean up")
+
+    async def told_nobody(value: object) -> None:
+        pass
 
     return ReadRequest(
         tenant="acme",
@@ -44,6 +48,7 @@ def ask(
         timeout_s=timeout_s,
         traceparent=TRACE,
         on_cancel=on_cancel,
+        emit=emit or told_nobody,
     )
 
 

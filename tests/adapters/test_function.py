@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import pytest
 
 from adapters.function import FunctionSource
 from coordinator.core.canonical import JsonValue, canonical, digest
-from coordinator.core.evidence import Absent, Answer, Failed, Found, Source, Unchanged
+from coordinator.core.evidence import Absent, Answer, Failed, Found, Part, Source, Unchanged
 from coordinator.core.money import Money
 from coordinator.errors import DeclarationError
 from tests.adapters.asking import Capacity, Site, ask
@@ -250,3 +250,63 @@ def test_a_thread_that_outlives_its_loop_harms_nobody() -> None:
 def test_a_wrong_declaration_names_the_line(options: dict[str, Any]) -> None:
     with pytest.raises(DeclarationError, match=r"test_function\.py"):
         FunctionSource("s", **{"function": returning(None), "returns": Capacity, **options})
+
+
+async def streamed(function: Any, **options: Any) -> tuple[list[object], Answer[Capacity]]:
+    parts: list[object] = []
+
+    async def emit(value: object) -> None:
+        parts.append(value)
+
+    return parts, await source(function, **options).read(ask(emit=emit, timeout_s=1))
+
+
+async def test_a_generators_parts_are_streamed_and_what_it_yields_at_last_is_the_answer() -> None:
+    closed = asyncio.Event()
+
+    async def generate(input: Site, evidence: Mapping[str, JsonValue]) -> AsyncIterator[Part[str] | Capacity]:
+        try:
+            yield Part("sg")
+            yield Part("-1")
+            yield VALUE
+            raise AssertionError("nobody asks for more")
+        finally:
+            closed.set()
+
+    assert await streamed(generate) == (["sg", "-1"], Found(VALUE, REVISION))
+    assert closed.is_set()
+
+
+async def test_a_generator_that_yields_no_answer_found_nothing_and_one_that_raises_failed() -> None:
+    async def nothing(input: Site, evidence: Mapping[str, JsonValue]) -> AsyncIterator[Part[str]]:
+        yield Part("well")
+
+    async def breaking(input: Site, evidence: Mapping[str, JsonValue]) -> AsyncIterator[Part[str]]:
+        yield Part("well")
+        raise RuntimeError("no")
+
+    assert await streamed(nothing) == (["well"], Absent())
+    assert (await streamed(breaking))[1] == Failed("source-raised", "RuntimeError: no")
+
+
+async def test_a_generator_that_stalls_is_closed() -> None:
+    closed = asyncio.Event()
+
+    async def stalling(input: Site, evidence: Mapping[str, JsonValue]) -> AsyncIterator[Part[str]]:
+        try:
+            yield Part("well")
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    parts, answer = await streamed(stalling, stall_ms=20)
+    assert parts == ["well"]
+    assert isinstance(answer, Failed)
+    assert answer.code == "stalled"
+    assert closed.is_set()
+    assert (await streamed(stalling))[1] == Failed("timed-out", "no answer within 1.000 s")
+
+
+def test_only_a_generator_can_stall() -> None:
+    with pytest.raises(DeclarationError, match="stall_ms"):
+        source(returning(VALUE), stall_ms=10)
