@@ -146,6 +146,40 @@ def test_show_draws_stages_evidence_fence_and_operations(demo: dict[str, Any]) -
     assert as_json(ask(demo, "show", decision["id"], "--json"))["id"] == decision["id"]
 
 
+def test_decide_follow_tells_events_as_they_happen_and_then_draws_the_decision(demo: dict[str, Any]) -> None:
+    done = ask(
+        demo, "decide", "proposal-quote", "--input", INPUT, "--record", "proposal/followed", "--follow"
+    )
+    assert done.returncode == 0, done
+    lines = done.stdout.splitlines()
+    events = [line.split()[0] for line in lines[: lines.index("")]]
+    assert events[0] == "queued"
+    assert events.count("evidence") == 7
+    assert [event for event in events if event in ("outcome", "fence", "rest")] == [
+        "outcome",
+        "fence",
+        "rest",
+    ]
+    assert events[-1] == "operation"
+    assert "committed" in lines[lines.index("") + 1]
+
+
+def test_show_follow_tells_programs_one_event_a_line(demo: dict[str, Any]) -> None:
+    decision = decided(demo, "followed-json")
+    done = ask(demo, "show", decision["id"], "--follow", "--json")
+    assert done.returncode == 0, done
+    events = [msgspec.json.decode(line) for line in done.stdout.splitlines()]
+    assert [event["id"] for event in events] == sorted({event["id"] for event in events})
+    assert events[-1]["event"] == "decision"
+    assert events[-1]["data"]["id"] == decision["id"]
+
+
+def test_following_what_is_not_there_is_exit_code_1(demo: dict[str, Any]) -> None:
+    done = ask(demo, "show", "00000000-0000-7000-8000-000000000000", "--follow")
+    assert done.returncode == 1
+    assert "not-found" in done.stderr
+
+
 def test_an_unknown_decision_is_exit_code_1(demo: dict[str, Any]) -> None:
     done = ask(demo, "show", "01a22969-a728-7669-8b99-5ac5ff272df1")
     assert done.returncode == 1

@@ -6,6 +6,7 @@ import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -68,6 +69,34 @@ class Client:
             if cursor is None:
                 return
 
+    @contextmanager
+    def stream(self, *segments: str, after: str) -> Iterator[http.client.HTTPResponse]:
+        """An open stream of server-sent events, behind the event ``after``. What breaks it off is raised as it is."""
+        path = "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
+        sent = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
+        request = self._request("GET", path, None, sent)
+        try:
+            response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise refusal(error.code, error.read()) from None
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+            if after:
+                raise ConnectionError(f"no answer: {error}") from None
+            raise self._silence(error, "") from None
+        with response:
+            yield response
+
+    def _request(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> urllib.request.Request:
+        sent = {"Accept": "application/json", "User-Agent": "coordinator-cli", **headers}
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        if self._key:
+            sent["Authorization"] = f"Bearer {self._key}"
+        return urllib.request.Request(self._url + path, data=body, headers=sent, method=method)
+
     def _send(
         self,
         method: str,
@@ -77,12 +106,7 @@ class Client:
         wait_s: float = 0,
         on_silence: str = "",
     ) -> Answer:
-        sent = {"Accept": "application/json", "User-Agent": "coordinator-cli", **(headers or {})}
-        if body is not None:
-            sent["Content-Type"] = "application/json"
-        if self._key:
-            sent["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self._url + path, data=body, headers=sent, method=method)
+        request = self._request(method, path, body, headers or {})
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S + wait_s) as response:
                 return Answer(response.status, response.read(), dict(response.headers))

@@ -11,6 +11,7 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from coordinator.cli.client import Answer, Client, client_options
+from coordinator.cli.follow import follow
 from coordinator.cli.picture import picture
 from coordinator.cli.say import age, console, json_option, print_json, print_table, short
 
@@ -54,6 +55,7 @@ def record_id(ctx: click.Context, param: click.Parameter, text: str | None) -> t
 @click.option("--key-id", help="Idempotency key; a new one if left out. The same one never decides twice.")
 @click.option("--class", "class_", metavar="CLASS", help="Priority class: urgent, interactive, bulk.")
 @click.option("--wait", type=click.IntRange(0, 60), default=10, show_default=True, help="Seconds.")
+@click.option("--follow", "follows", is_flag=True, help="Do not wait: show its events as they happen.")
 @client_options
 @json_option
 def decide(
@@ -65,6 +67,7 @@ def decide(
     key_id: str | None,
     class_: str | None,
     wait: int,
+    follows: bool,
     as_json: bool,
 ) -> None:
     """Ask for a decision of TYPE, wait for it, and show it."""
@@ -77,7 +80,7 @@ def decide(
             body["record"]["expected_version"] = expected_version
     if class_:
         body["class"] = class_
-    key = key_id or f"cli-{uuid7()}"
+    key, wait = key_id or f"cli-{uuid7()}", 0 if follows else wait
     answer = client.post(
         "/v1/decisions",
         body,
@@ -85,7 +88,22 @@ def decide(
         wait_s=wait,
         on_silence=f"Nobody knows yet whether it was decided: repeat the command with --key-id {key}",
     )
-    _say(answer, key, as_json)
+    if not follows:
+        _say(answer, key, as_json)
+        return
+    click.echo(f"idempotency key {key}", err=True)
+    _follow(client, answer.json()["id"], as_json)
+
+
+def _follow(client: Client, id: str, as_json: bool) -> None:
+    """Its events, and then, unless they were JSON, the picture."""
+    follow(client, id, as_json=as_json)
+    decision = client.get("decisions", id).json()
+    if not as_json:
+        click.echo()
+        _draw(client, decision)
+    if decision["status"] not in AS_IT_SHOULD_BE:
+        click.get_current_context().exit(1)
 
 
 def _say(answer: Answer, key: str, as_json: bool) -> None:
@@ -109,15 +127,22 @@ def _picture(decision: dict[str, Any], operations: dict[str, Any] | None = None)
 
 @click.command()
 @click.argument("id", type=click.UUID)
+@click.option("--follow", "follows", is_flag=True, help="Show its events as they happen, until it rests.")
 @client_options
 @json_option
-def show(client: Client, id: object, as_json: bool) -> None:
+def show(client: Client, id: object, follows: bool, as_json: bool) -> None:
     """One decision as a picture: its stages, evidence, fence and operations."""
+    if follows:
+        _follow(client, str(id), as_json)
+        return
     answer = client.get("decisions", str(id))
     if as_json:
         print_json(answer.body)
         return
-    decision = answer.json()
+    _draw(client, answer.json())
+
+
+def _draw(client: Client, decision: dict[str, Any]) -> None:
     details = {op["id"]: client.get("operations", op["id"]).json() for op in decision["operations"]}
     _picture(decision, details)
 
