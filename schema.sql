@@ -173,6 +173,7 @@ CREATE TABLE operations (
     compensation      json,                -- the operation that would undo it, as it would be inserted
     compensates       int,                 -- the ordinal of what this one undoes
     cancel_requested  boolean NOT NULL DEFAULT false,
+    paid              boolean NOT NULL DEFAULT false,    -- its decision holds reservations for its operations
     in_doubt          boolean NOT NULL DEFAULT false,    -- some send of it may have been acted upon, as far as we know
     traceparent       text NOT NULL,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -303,6 +304,126 @@ CREATE TABLE pool_shares (
     CHECK ((waiting = 0) = (waiting_since IS NULL))
 );
 
+-- Budgets --------------------------------------------------------------------------------------------------------------------
+-- Money is reserved before work, in the admission's own transaction, and settled in the commit's: see core/budget.py. Whoever
+-- changes what a period holds has locked its row before any decision, in the order of (name, starts_at).
+
+-- The instant at which a local day begins. Where clocks are set back over a midnight, the first of the two counts; where midnight
+-- is left out, the day begins with what comes instead.
+CREATE FUNCTION budget_midnight(local timestamp, timezone text) RETURNS timestamptz LANGUAGE sql STABLE
+RETURN CASE WHEN (local AT TIME ZONE timezone - interval '1 hour') AT TIME ZONE timezone = local
+            THEN local AT TIME ZONE timezone - interval '1 hour'
+            ELSE local AT TIME ZONE timezone END;
+
+-- The day or month of an IANA zone in which an instant lies, as [starts_at, ends_at): a day may have 23 or 25 hours.
+CREATE FUNCTION budget_period(period text, timezone text, instant timestamptz, OUT starts_at timestamptz, OUT ends_at timestamptz)
+LANGUAGE sql STABLE
+RETURN CASE period
+    WHEN 'total' THEN ROW('-infinity'::timestamptz, 'infinity'::timestamptz)
+    ELSE ROW(budget_midnight(date_trunc(period, instant AT TIME ZONE timezone), timezone),
+             budget_midnight(date_trunc(period, instant AT TIME ZONE timezone) + ('1 ' || period)::interval, timezone))
+END;
+
+-- provider: only that provider's readings and effects draw on it.
+CREATE TABLE budgets (
+    tenant_id      uuid NOT NULL,
+    name           text NOT NULL CHECK (name ~ '^[a-z][a-z0-9-]{0,62}$'),
+    ceiling_minor  bigint NOT NULL CHECK (ceiling_minor >= 0),
+    currency       text NOT NULL CHECK (currency ~ '^[A-Z]{3}$'),
+    period         text NOT NULL CHECK (period IN ('day', 'month', 'total')),
+    timezone       text NOT NULL,
+    provider       text,
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, name)
+);
+
+-- One row for each period in which something was reserved. What its reservations take, by their state; overage is the sum of the
+-- rows in overages, and the only way beyond the ceiling.
+CREATE TABLE budget_periods (
+    tenant_id      uuid NOT NULL,
+    name           text NOT NULL,
+    starts_at      timestamptz NOT NULL,
+    ends_at        timestamptz NOT NULL,
+    ceiling_minor  bigint NOT NULL CHECK (ceiling_minor >= 0),
+    held           bigint NOT NULL DEFAULT 0 CHECK (held >= 0),
+    uncertain      bigint NOT NULL DEFAULT 0 CHECK (uncertain >= 0),
+    settled        bigint NOT NULL DEFAULT 0 CHECK (settled >= 0),
+    overage        bigint NOT NULL DEFAULT 0 CHECK (overage >= 0),
+    PRIMARY KEY (tenant_id, name, starts_at),
+    FOREIGN KEY (tenant_id, name) REFERENCES budgets,
+    CHECK (starts_at < ends_at),
+    CHECK (held + uncertain + settled <= ceiling_minor + overage)
+) WITH (fillfactor = 50);
+
+-- drawn_minor: what it takes of each period it draws on, in its state. token: the claim of the decision under which it was made.
+-- expires_at: when nobody can still be working under it; null once an operation has it, which always ends. ask_at: when its
+-- provider is asked next what it billed.
+CREATE TABLE reservations (
+    tenant_id      uuid NOT NULL,
+    id             uuid NOT NULL,
+    decision_id    uuid NOT NULL,
+    operation_id   uuid,
+    token          bigint NOT NULL,
+    kind           text NOT NULL CHECK (kind IN ('evidence', 'effect')),
+    item           text NOT NULL,
+    provider       text NOT NULL,
+    amount_minor   bigint NOT NULL CHECK (amount_minor >= 0),
+    drawn_minor    bigint NOT NULL CHECK (drawn_minor >= 0),
+    currency       text NOT NULL,
+    state          text NOT NULL CHECK (state IN ('held', 'settled', 'released', 'uncertain')),
+    reason         text,
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at     timestamptz,
+    ask_at         timestamptz,
+    closed_at      timestamptz,
+    PRIMARY KEY (tenant_id, id),
+    CHECK ((state IN ('settled', 'released')) = (closed_at IS NOT NULL)),
+    CHECK (state <> 'held' OR drawn_minor = amount_minor),
+    CHECK (state <> 'uncertain' OR reason IS NOT NULL)
+);
+CREATE UNIQUE INDEX reservations_held_once ON reservations (tenant_id, decision_id, kind, item) WHERE state = 'held';
+CREATE INDEX reservations_by_decision ON reservations (tenant_id, decision_id);
+CREATE INDEX reservations_expiring ON reservations (tenant_id, expires_at) WHERE state = 'held' AND expires_at IS NOT NULL;
+CREATE INDEX reservations_to_ask ON reservations (tenant_id, ask_at) WHERE state = 'uncertain' AND ask_at IS NOT NULL;
+
+-- Which periods a reservation draws on.
+CREATE TABLE draws (
+    tenant_id       uuid NOT NULL,
+    reservation_id  uuid NOT NULL,
+    budget          text NOT NULL,
+    starts_at       timestamptz NOT NULL,
+    PRIMARY KEY (tenant_id, reservation_id, budget)
+);
+CREATE INDEX draws_by_budget ON draws (tenant_id, budget, reservation_id);
+
+-- Why a period may hold more than its ceiling: one row for each bill and budget, or for a ceiling that was lowered.
+CREATE TABLE overages (
+    tenant_id       uuid NOT NULL,
+    id              uuid NOT NULL DEFAULT gen_random_uuid(),
+    budget          text NOT NULL,
+    starts_at       timestamptz NOT NULL,
+    reservation_id  uuid,
+    amount_minor    bigint NOT NULL CHECK (amount_minor > 0),
+    cause           text NOT NULL CHECK (cause IN ('bigger-bill', 'late-bill', 'unreserved-bill', 'ceiling-lowered')),
+    at              timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, id),
+    FOREIGN KEY (tenant_id, budget, starts_at) REFERENCES budget_periods,
+    CHECK ((reservation_id IS NULL) = (cause = 'ceiling-lowered'))
+);
+CREATE INDEX overages_by_period ON overages (tenant_id, budget, starts_at);
+
+-- Late bills by the provider's own name for them, so that each counts once.
+CREATE TABLE bills (
+    tenant_id       uuid NOT NULL,
+    reservation_id  uuid NOT NULL,
+    bill            text NOT NULL CHECK (length(bill) BETWEEN 1 AND 255),
+    amount_minor    bigint NOT NULL CHECK (amount_minor > 0),
+    at              timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, reservation_id, bill),
+    FOREIGN KEY (tenant_id, reservation_id) REFERENCES reservations
+);
+
 -- Receipts -------------------------------------------------------------------------------------------------------------------
 -- One per state change, appended in the change's own transaction. The log's row hands out contiguous indices: it is locked last,
 -- so the order of indices is the order of commits.
@@ -382,6 +503,12 @@ BEGIN
         'decision_notes',
         'pools',
         'pool_shares',
+        'budgets',
+        'budget_periods',
+        'reservations',
+        'draws',
+        'overages',
+        'bills',
         'logs',
         'receipts'
     ]
@@ -402,6 +529,8 @@ GRANT SELECT, INSERT, UPDATE ON retry_minutes, queues TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON processes TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON pools TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pool_shares TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON budgets, budget_periods, reservations TO coordinator_app;
+GRANT SELECT, INSERT ON draws, overages, bills TO coordinator_app;
 GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
 GRANT SELECT, INSERT ON decision_events, decision_follows TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON decision_notes TO coordinator_app;
@@ -415,5 +544,7 @@ GRANT SELECT (tenant_id, type, class, status, queued_at, deadline_at, lease_expi
 GRANT SELECT ON queues TO coordinator_dispatch;
 GRANT SELECT (tenant_id, state, due_at, lease_owner, lease_expires_at) ON operations TO coordinator_dispatch;
 GRANT SELECT (tenant_id, id, capability, pinned, state, lease_expires_at, deadline_at) ON tasks TO coordinator_dispatch;
+CREATE POLICY which_tenants_have_work ON reservations FOR SELECT TO coordinator_dispatch USING (true);
+GRANT SELECT (tenant_id, state, expires_at, ask_at) ON reservations TO coordinator_dispatch;
 CREATE POLICY owner_makes_tenants ON tenants TO current_user USING (true);
 CREATE POLICY owner_opens_logs ON logs TO current_user USING (true);

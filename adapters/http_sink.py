@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from adapters.body import CONTENT, BodyTemplate, Content, member
@@ -41,6 +42,7 @@ from coordinator.core.effect import (
     lookup_lag_ms,
 )
 from coordinator.core.evidence import clean_text
+from coordinator.core.money import Money
 from coordinator.errors import DeclarationError
 
 Method: TypeAlias = Literal["POST", "PUT", "PATCH", "DELETE"]
@@ -57,7 +59,8 @@ class HttpSink:
     and the reverse. Without ``body`` the payload is sent byte for byte (and nothing with DELETE). ``key_header`` carries the
     operation's key. ``statuses`` amends what statuses mean; ``conflict_means`` says how to take a 409: by default ``in-flight``
     under a `Keyed` guarantee, else ``refused``. ``reference_field`` is where in its JSON answer, dotted, the provider puts its own
-    name for the effect. ``sign`` adds headers that depend on the bytes that are sent. Raises `DeclarationError`.
+    name for the effect. ``sign`` adds headers that depend on the bytes that are sent. ``reserves`` is the most that one effect may
+    cost, ``cost_field`` where its answer says what it did cost, as ``{"amount_minor", "currency"}``. Raises `DeclarationError`.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class HttpSink:
         reference_field: str = "reference",
         replayed_header: str = "Idempotent-Replayed",
         sign: Sign | None = None,
+        reserves: Money | None = None,
+        cost_field: str | None = None,
     ) -> None:
         where, what = declared_at(), f"sink {name!r}"
         host = provider_of(url, what, where)
@@ -103,6 +108,8 @@ class HttpSink:
         self._reference_field = reference_field
         self._replayed_header = replayed_header
         self._sign = sign
+        self.reserves = reserves
+        self._cost_field = cost_field
         self._fresh = not isinstance(guarantee, Keyed)
         self._middlewares = (_no_second_sending,) if method in ("PUT", "DELETE") else ()
 
@@ -183,7 +190,7 @@ class HttpSink:
         status, pause_ms = response.status, retry_after_ms(response)
         meaning, code = self._statuses.verdict(status, says_when=pause_ms is not None)
         if meaning == "accepted":
-            return Accepted(self._reference(response, body, operation))
+            return Accepted(self._reference(response, body, operation), self._cost(body))
         why = explanation(status, body)
         if status >= 500 and meaning != "rejected" and self._is_replayed(response):
             return Ambiguous("stored-error", why, replayed=True)
@@ -193,7 +200,7 @@ class HttpSink:
             case "rejected" if code == "redirected":
                 return Rejected(code, "the provider has moved; redirects are not followed")
             case "rejected":
-                return Rejected(code, why)
+                return Rejected(code, why, self._cost(body))
             case "ambiguous":
                 return Ambiguous(code, why)
 
@@ -207,7 +214,16 @@ class HttpSink:
             return Ambiguous("provider-error", explanation(response.status, body))
         if not json_object(body):
             return Ambiguous("malformed-response", "a lookup must answer with a JSON object")
-        return Accepted(self._reference(response, body, operation))
+        return Accepted(self._reference(response, body, operation), self._cost(body))
+
+    def _cost(self, body: bytes) -> Money | None:
+        """None where the answer does not say it, or says something else there: then it is not known."""
+        if self._cost_field is None:
+            return None
+        try:
+            return msgspec.convert(member(json_object(body), self._cost_field), Money | None)
+        except msgspec.ValidationError:
+            return None
 
     def _reference(self, response: aiohttp.ClientResponse, body: bytes, operation: Operation) -> str:
         named = member(json_object(body), self._reference_field)

@@ -15,6 +15,7 @@ from adapters.http_sink import HttpSink
 from adapters.notice import NoticeFields, SignedNotices, standard_webhook
 from adapters.statuses import Conflict
 from coordinator.core.effect import Guarantee, Notice, NoticeRefused, Operation
+from coordinator.core.money import Money
 from coordinator.errors import DeclarationError
 
 _RESERVED = frozenset({"webhook-id", "webhook-signature", "webhook-timestamp"})
@@ -43,6 +44,8 @@ class WebhookSink(HttpSink):
         reference_field: str = "reference",
         conflict_means: Conflict | None = None,
         replayed_header: str = "Idempotent-Replayed",
+        reserves: Money | None = None,
+        cost_field: str | None = None,
     ) -> None:
         where, what = declared_at(), f"sink {name!r}"
         if "{" in url or "}" in url:
@@ -66,6 +69,8 @@ class WebhookSink(HttpSink):
             reference_field=reference_field,
             conflict_means=conflict_means,
             replayed_header=replayed_header,
+            reserves=reserves,
+            cost_field=cost_field,
             sign=self._standard_headers,
         )
 

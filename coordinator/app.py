@@ -22,6 +22,7 @@ from litestar import Litestar
 
 from coordinator import telemetry
 from coordinator.api import (
+    budgets,
     decisions,
     effects,
     events,
@@ -58,6 +59,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *notices.ENDPOINTS,
     *pools.ENDPOINTS,
     *queues.ENDPOINTS,
+    *budgets.ENDPOINTS,
     *receipts.ENDPOINTS,
     *workers.ENDPOINTS,
     *tasks.ENDPOINTS,

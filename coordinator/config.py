@@ -54,6 +54,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Operations dispatched at once."""
     retries_per_minute: int = 600
     """Repeated sends of one tenant, over all processes; what exceeds it waits for the next minute."""
+    budget_sweep_ms: int = 1_000
+    """How often a process looks for reservations that have expired, and for providers to ask what they billed."""
+    budget_ask_ms: int = 60_000
+    """How long after a provider was asked about an uncertain reservation it is asked again."""
     cleanup_ms: int = 2_000
     """How long the clean-ups of one cancelled reading may take together."""
     worker_lease_ms: int = 15_000

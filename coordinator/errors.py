@@ -75,7 +75,7 @@ class RateLimited(CoordinatorError):
 class RequestRefused(CoordinatorError):
     """A request that is refused with a reason the caller can act on; ``extra`` becomes members of the problem document."""
 
-    retry: ClassVar[Retry] = "never"
+    retry: Retry = "never"
 
     def __init__(self, detail: str, **extra: object) -> None:
         super().__init__(detail)
@@ -154,7 +154,13 @@ class DecisionInFlight(RequestRefused):
 
 class BudgetExhausted(RequestRefused):
     code = "budget-exhausted"
-    retry = "same-key"
+    retry: Retry = "same-key"
+
+    def __init__(self, detail: str, *, stored: bool = False, **extra: object) -> None:
+        """``stored``: the decision was admitted, and this is what its key answers for ever."""
+        super().__init__(detail, **extra)
+        if stored:
+            self.retry = "new-key"
 
 
 class StateConflict(RequestRefused):

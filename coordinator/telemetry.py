@@ -36,6 +36,7 @@
     coordinator_pool_waiting                      gauge      provider
     coordinator_pool_oldest_wait_seconds          gauge      provider
     coordinator_pool_rate_waits_total             counter    provider
+    coordinator_reservations_reconciled_total     counter    became
 
 No label carries anything of a tenant: names of types, sources, providers and effects are the deployer's own, fixed when the module loads.
 
@@ -172,6 +173,10 @@ POOL_OLDEST_WAIT = Labelled(
 )
 POOL_RATE_WAITS = Labelled(
     Counter("coordinator_pool_rate_waits_total", "Calls that had to wait for the rate", ["provider"])
+)
+
+RECONCILED = Labelled(
+    Counter("coordinator_reservations_reconciled_total", "Reservations nobody closed in time", ["became"])
 )
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})\Z")

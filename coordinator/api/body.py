@@ -15,6 +15,7 @@ from litestar.types import Receive, Scope
 from coordinator.api.headers import values
 from coordinator.api.problems import UnsupportedMediaType
 from coordinator.core.canonical import InvalidJson, JsonValue, parse
+from coordinator.core.money import Money
 from coordinator.core.pointer import located, shortened
 from coordinator.errors import BodyTooLarge, MalformedRequest
 
@@ -56,6 +57,12 @@ def typed(body: JsonValue, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         pointer, what = located(str(error))
         raise MalformedRequest(f"The body does not fit: {what}.", [(pointer, what)]) from None
+
+
+def check_cost(cost: Money | None) -> None:
+    """An amount of money as it is sent is not less than nothing. Raises `MalformedRequest`."""
+    if cost is not None and cost.amount_minor < 0:
+        raise MalformedRequest("The cost is negative.", [("/cost/amount_minor", "must not be negative")])
 
 
 def _check_length(scope: Scope, limit: int) -> None:

@@ -12,11 +12,12 @@ import msgspec
 
 from coordinator.api import examples
 from coordinator.api.answer import Answer
-from coordinator.api.body import typed
+from coordinator.api.body import check_cost, typed
 from coordinator.api.endpoint import Call, Sent, Shown, endpoint
 from coordinator.api.operations import as_it_is_now
 from coordinator.api.parameters import ID
 from coordinator.api.views import OperationShown, encode
+from coordinator.core.money import Money
 from coordinator.errors import MalformedRequest, NotFound, StateConflict
 
 OPERATORS = frozenset({"operate"})
@@ -24,11 +25,12 @@ Text = Annotated[str, msgspec.Meta(max_length=500)]
 
 
 class Resolution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``reference`` is the provider's own name for what happened; ``note`` goes into the receipt."""
+    """``reference`` is the provider's own name for what happened, ``cost`` what it cost; ``note`` goes into the receipt."""
 
     verdict: Literal["happened", "did-not-happen"]
     reference: Text = ""
     note: Text = ""
+    cost: Money | None = None
 
 
 class Remark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -62,7 +64,8 @@ async def resolve(call: Call) -> Answer:
     (it becomes `succeeded`) or `did-not-happen` (`failed`, and may be retried). What depends on it goes on from there. Who said so
     is in the receipt."""
     id, sent = call.id(), typed(await call.body(), Resolution)
-    await call.service.operations.resolve(call.caller, id, sent.verdict, sent.reference, sent.note)
+    check_cost(sent.cost)
+    await call.service.operations.resolve(call.caller, id, sent.verdict, sent.reference, sent.note, sent.cost)
     return await as_it_is_now(call, id)
 
 

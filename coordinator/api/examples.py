@@ -24,6 +24,26 @@ NOTE: dict[str, Any] = {"note": "the provider has mended it"}
 VERDICT: dict[str, Any] = {"verdict": "approve", "note": "agreed with the customer"}
 """The body of ``POST /v1/decisions/{id}/review``."""
 
+BUDGET: dict[str, Any] = {
+    "ceiling": {"amount_minor": 40000, "currency": "SGD"},
+    "period": "day",
+    "timezone": "Asia/Singapore",
+}
+"""The body of ``PUT /v1/budgets/tenant-day``."""
+
+REAL_COST: dict[str, Any] = {
+    "cost": {"amount_minor": 25, "currency": "SGD"},
+    "note": "seen on the provider's bill",
+}
+"""The body of ``POST /v1/reservations/{id}/resolve``."""
+
+LATE_BILL: dict[str, Any] = {
+    "bill": "2026-11/4711",
+    "cost": {"amount_minor": 25, "currency": "SGD"},
+    "note": "came with the month's invoice",
+}
+"""The body of ``POST /v1/reservations/{id}/bills``."""
+
 NOTHING: dict[str, Any] = {}
 
 NOTICE: dict[str, Any] = {

@@ -127,6 +127,7 @@ async def _settle(call: Call, effect: str, notices: Mapping[str, Notice]) -> Not
                 happened=notice.happened,
                 reference=notice.reference,
                 reason=notice.reason,
+                cost=notice.cost,
             )
             return Noticed(str(found.operation), state)
     raise nothing_here()

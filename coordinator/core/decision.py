@@ -10,11 +10,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import msgspec
 
-from coordinator.core.effect import Sink
+from coordinator.core.budget import Need, OnExhausted
+from coordinator.core.effect import Sink, reserves_of
 from coordinator.core.evidence import MAX_UNITS, Addressed, Evidence, is_struct
 from coordinator.core.outcome import Outcome
 from coordinator.core.packet import Packet
@@ -71,6 +72,8 @@ class DecisionType(Generic[R, D]):
         review_within: timedelta,
         cost: float,
         where: str,
+        on_exhausted: OnExhausted,
+        budget_wait_ms: int,
     ) -> None:
         self.name = name
         self.request = request
@@ -84,8 +87,26 @@ class DecisionType(Generic[R, D]):
         self.review_within = review_within
         self.cost = cost
         self.where = where
-        self.reserves = [declared.reserves for declared in evidence.values() if declared.reserves is not None]
+        self.on_exhausted = on_exhausted
+        self.budget_wait_ms = budget_wait_ms
+        self.needs = _needs(evidence, sinks)
+        self.reserves = [need.amount for need in self.needs]
         self.types: dict[str, Any] = {name: declared.source.returns for name, declared in evidence.items()}
+
+
+def _needs(evidence: Mapping[str, Evidence[Any, Any]], sinks: Mapping[str, Sink]) -> tuple[Need, ...]:
+    """What is reserved before the work begins: for evidence that declares it, whether it will be read or not, and for effects."""
+    readings = [
+        Need("evidence", name, declared.provider or "", declared.reserves, optional=not declared.required)
+        for name, declared in evidence.items()
+        if declared.reserves is not None
+    ]
+    effects = [
+        Need("effect", name, sink.provider, amount)
+        for name, sink in sinks.items()
+        if (amount := reserves_of(sink)) is not None
+    ]
+    return (*readings, *effects)
 
 
 def decision_type(
@@ -101,13 +122,19 @@ def decision_type(
     max_rounds: int = 8,
     review_within: timedelta = timedelta(days=7),
     cost: float = 1.0,
+    on_exhausted: OnExhausted = "refuse",
+    budget_wait_ms: int = 5_000,
 ) -> DecisionType[R, Any]:
     """Declare a decision type.
 
     ``policy(request, packet, record)`` is pure and synchronous. ``effects`` are the sinks that its outcomes may name.
     ``time_limit_ms`` bounds the whole decision, ``max_rounds`` how often the policy may run before the decision ends as
     `conflicted` or `in_review`. A review that nobody has ended ``review_within`` that time ends as `expired`. ``cost`` is how much
-    one of these counts when tenants of a class take turns: one that costs 10 is weighed as ten others. Raises `DeclarationError`.
+    one of these counts when tenants of a class take turns: one that costs 10 is weighed as ten others.
+
+    ``on_exhausted`` is what happens where a budget has no room for what its evidence and effects reserve: ``refuse`` with nothing
+    stored; ``wait`` up to ``budget_wait_ms`` for money to come back; ``reduce`` to what is required, leaving optional paid evidence
+    out; or put it up for ``review``. Raises `DeclarationError`.
     """
     where = declared_at()
 
@@ -137,9 +164,8 @@ def decision_type(
     if not 0.01 <= cost <= 1000:
         raise wrong("cost must be within 0.01..1000")
     ordered = _in_dependency_order(evidence, request, wrong)
-    if len({declared.reserves.currency for declared in evidence if declared.reserves}) > 1:
-        raise wrong("its evidence reserves in more than one currency")
     sinks = _by_name(effects, wrong)
+    _check_reserves(_needs(ordered, sinks), on_exhausted, budget_wait_ms, wrong)
     return DecisionType(
         name,
         request,
@@ -153,7 +179,26 @@ def decision_type(
         review_within,
         cost,
         where,
+        on_exhausted,
+        budget_wait_ms,
     )
+
+
+def _check_reserves(
+    needs: Sequence[Need],
+    on_exhausted: str,
+    budget_wait_ms: int,
+    wrong: Callable[[str], DeclarationError],
+) -> None:
+    for need in needs:
+        if need.amount.amount_minor <= 0:
+            raise wrong(f"{need.kind} {need.item!r} reserves {need.amount.amount_minor}; it must be positive")
+    if len({need.amount.currency for need in needs}) > 1:
+        raise wrong("its evidence and effects reserve in more than one currency")
+    if on_exhausted not in get_args(OnExhausted):
+        raise wrong(f"on_exhausted is {on_exhausted!r}; it may be {', '.join(get_args(OnExhausted))}")
+    if not 1 <= budget_wait_ms <= 3_600_000:
+        raise wrong("budget_wait_ms must be within 1..3600000")
 
 
 def _by_name(effects: Sequence[Sink], wrong: Callable[[str], DeclarationError]) -> dict[str, Sink]:

@@ -28,6 +28,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from coordinator.core.canonical import JsonValue
+from coordinator.core.money import Money
 from coordinator.core.where import declared_at
 from coordinator.errors import DeclarationError
 
@@ -81,16 +82,19 @@ class Operation:
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The provider did it, now or at an earlier attempt; ``reference`` is the provider's own name for it."""
+    """The provider did it, now or at an earlier attempt; ``reference`` is the provider's own name for it, ``cost`` what all of it
+    cost, if the provider says so."""
 
     reference: str
+    cost: Money | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """The provider did not do it and will not, however often we ask."""
+    """The provider did not do it and will not, however often we ask. It may bill for that as well: ``cost``."""
 
     code: str
     message: str
+    cost: Money | None = None
 
 
 class NotSent(msgspec.Struct, frozen=True):
@@ -136,15 +140,30 @@ class Sink(Protocol):
     async def lookup(self, operation: Operation) -> LookupResult: ...
 
 
+@runtime_checkable
+class PaidSink(Protocol):
+    """A sink whose effect costs money: ``reserves`` is the most it may cost, held from the budgets before the decision's work
+    begins. It covers one effect of the sink in a decision, the first."""
+
+    @property
+    def reserves(self) -> Money | None: ...
+
+
+def reserves_of(sink: Sink) -> Money | None:
+    """What one effect of this sink may cost; None if it says nothing of it."""
+    return sink.reserves if isinstance(sink, PaidSink) else None
+
+
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider tells us of itself, its signature checked: what became of ``key``. ``event_id`` is the provider's own; an
-    event counts once. ``reference`` if it happened, ``reason`` if it did not."""
+    event counts once. ``reference`` if it happened, ``reason`` if it did not; ``cost`` if it says that."""
 
     event_id: str
     key: str
     happened: bool
     reference: str = ""
     reason: str = ""
+    cost: Money | None = None
 
 
 class NoticeRefused(Exception):
@@ -218,9 +237,9 @@ def next_step(
     """What to do after one attempt. ``age_ms``: since before the first send; ``sends``: attempts so far, this one included;
     ``in_doubt``: whether an earlier attempt may have been acted upon; ``backoff_ms``: the pause drawn for the next attempt."""
     match result:
-        case Accepted(reference):
+        case Accepted(reference=reference):
             return Succeed(reference)
-        case Rejected(code, message):
+        case Rejected(code=code, message=message):
             return _failure(guarantee, f"{code}: {message}", in_doubt, timeout_ms)
         case NotSent(code, message, retry_after_ms):
             pause_ms = max(backoff_ms, retry_after_ms or 0)
@@ -272,7 +291,7 @@ def after_lookup(
     last send (``age_ms``), and while the provider cannot have forgotten the key again (``committed_ms``: since the commit, which
     was before the first send); then it is safe to send again, since the provider demonstrably has not acted."""
     match result:
-        case Accepted(reference):
+        case Accepted(reference=reference):
             return Succeed(reference)
         case NotFound():
             step = _after_not_found(guarantee, age_ms, committed_ms, timeout_ms)

@@ -103,7 +103,8 @@ async def _told_nobody(value: object) -> None:
 class ReadRequest:
     """What a source is told. ``evidence`` holds the values (as JSON) of what this reading was declared to come after;
     ``if_revision`` asks for a conditional read; ``on_cancel`` registers a clean-up that runs if the reading is cancelled. The
-    reading is cancelled at its deadline; ``timeout_s`` is for a source that has to name a limit of its own.
+    reading is cancelled at its deadline; ``timeout_s`` is for a source that has to name a limit of its own. ``reservation`` is the
+    id of the money that is reserved for it, if any: what the provider may be asked about later (`Billed`).
 
     ``emit`` streams a part, anything that is JSON, to those who follow the decision, and returns when the slowest of them has
     room again; it raises `ValueError` for what is no JSON or too much. Parts are shown, never decided on: the answer at the end
@@ -119,6 +120,7 @@ class ReadRequest:
     traceparent: str
     on_cancel: Callable[[Callable[[], Awaitable[None]]], None]
     emit: Callable[[object], Awaitable[None]] = _told_nobody
+    reservation: str | None = None
 
 
 class Source(Protocol[T]):
@@ -131,6 +133,14 @@ class Source(Protocol[T]):
     @property
     def returns(self) -> type[T]: ...
     async def read(self, request: ReadRequest) -> Answer[T]: ...
+
+
+@runtime_checkable
+class Billed(Protocol):
+    """A source that can find out later what was billed under a reservation, after a reading that never said. None: not known yet;
+    an amount, zero included, is the provider's word and final."""
+
+    async def billed(self, reservation: str) -> Money | None: ...
 
 
 @runtime_checkable

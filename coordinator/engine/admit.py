@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 
 from coordinator import telemetry
+from coordinator.core.budget import Short
 from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import Coordinator, DecisionType
 from coordinator.core.money import Money, total
@@ -24,6 +25,7 @@ from coordinator.core.pointer import located
 from coordinator.core.request import DecisionRequest, decode_request, fingerprint
 from coordinator.engine.run import Engine, Run
 from coordinator.engine.schedule import Schedule, Slot
+from coordinator.engine.spending import exhausted, want_of
 from coordinator.errors import (
     BudgetExhausted,
     CommitUnknown,
@@ -38,6 +40,7 @@ from coordinator.store.admit import Admission, Admitted, Known, NoRoom
 from coordinator.store.keys import Key
 from coordinator.store.queue import Claimed
 from coordinator.store.records import Locked, read_records
+from coordinator.store.reserve import QUEUED, AdmissionResult, AdmittedPaid, Exhausted, Paid, Secured
 
 ROUTE = ("POST", "/v1/decisions")
 
@@ -72,8 +75,9 @@ def check_request(
 
 
 def _check_ceiling(declared: DecisionType[Any, Any], ceiling: Money | None) -> None:
-    """What the evidence reserves, all of it, must fit under the decision's own ceiling before any work begins."""
-    needed = total(declared.reserves)
+    """What is reserved, or with `reduce` what has to be, must fit under the decision's own ceiling before any work begins."""
+    reduces = declared.on_exhausted == "reduce"
+    needed = total([need.amount for need in declared.needs if not (reduces and need.optional)])
     if ceiling is None or needed is None:
         return
     if needed.currency != ceiling.currency:
@@ -110,7 +114,8 @@ async def admit(
     slot: Slot | None,
 ) -> Run | Queued | Known:
     """Store the decision: a `Run` if it is new and has a slot, `Queued` if it is new and has none, what is `Known` if its key was
-    used before with the same request. Raises `IdempotencyKeyReused`, `QueueFull`, or `Overloaded` if the database is away."""
+    used before with the same request. Raises `IdempotencyKeyReused`, `QueueFull`, `BudgetExhausted`, or `Overloaded` if the
+    database is away."""
     time_limit_ms = min(request.time_limit_ms or declared.time_limit_ms, declared.time_limit_ms)
     position = schedule.position(request.class_, caller.tenant)
     admission = Admission(
@@ -134,7 +139,7 @@ async def admit(
     with telemetry.span(
         "coordinator.admit", traceparent, decision_id=str(admission.id), decision_type=declared.name
     ):
-        result = await _store(engine, caller.tenant, admission)
+        result, held = await _store(engine, caller.tenant, admission, declared, request.ceiling)
     if isinstance(result, NoRoom):
         raise schedule.full(request.class_, caller.tenant)
     if isinstance(result, Known):
@@ -159,6 +164,8 @@ async def admit(
         ends_at=began + time_limit_ms / 1000,
         record=result.record,
         requested_by=caller.id,
+        held=None if isinstance(held, Short) else held,
+        short=held if isinstance(held, Short) else None,
     )
     run.stages.append(run.stage_now("admit", round(elapsed * 1000)))
     return run
@@ -184,30 +191,54 @@ def _row(admission: Admission, admitted: Admitted) -> reading.DecisionRow:
     )
 
 
-async def _store(engine: Engine, tenant: UUID, admission: Admission) -> Admitted | Known | NoRoom:
-    """If nobody knows whether COMMIT happened, the key is read back; if that cannot be done either, the caller is told to come
-    back with the same key: it will find its decision, or make it then."""
+async def _store(
+    engine: Engine,
+    tenant: UUID,
+    admission: Admission,
+    declared: DecisionType[Any, Any],
+    ceiling: Money | None,
+) -> tuple[Admitted | Known | NoRoom, Secured | Short | None]:
+    """With what it reserves, where it reserves: what it holds, or why it holds nothing; None if that has to be looked up. If
+    nobody knows whether COMMIT happened, the key is read back; if that cannot be done either, the caller is told to come back with
+    the same key: it will find its decision, or make it then."""
+    item: Admission | Paid = admission
+    if declared.needs:
+        seconds = admission.time_limit_ms / 1000
+        token = QUEUED if admission.lease_owner is None else 1
+        item = Paid(admission, want_of(engine, declared, admission.id, token, seconds, ceiling))
     try:
-        result: Admitted | Known | NoRoom = await engine.boundary.admit.submit(tenant, admission, must=False)
+        result: AdmissionResult = await engine.boundary.admit.submit(tenant, item, must=False)
         await failpoint("admit.after")
-        return result
     except CommitUnknown as unknown:
-        try:
-            async with engine.boundary.database.transaction(tenant) as connection:
-                row = await reading.decision_by_key(connection, tenant, admission.key)
-                if row is not None and row.id == admission.id and row.answer is None:
-                    key = (admission.record_kind or "", admission.record_id or "")
-                    record = (await read_records(connection, tenant, {key})).get(key, Locked(0, None))
-                    return Admitted(
-                        row.created_at, record
-                    )  # ours, and still ours to walk: its token is checked at the end
-        except CommitUnknown:
-            row = None
-        if row is None:
-            raise Overloaded(
-                "the database went away during the commit; repeat with the same key", retry_after_ms=1000
-            ) from unknown
-        return Known(row.id, row.fingerprint, row.answer, row.answer_status)
+        return await _read_back(engine, tenant, admission, unknown), None
+    match result:
+        case Exhausted(short):
+            raise exhausted(short)
+        case AdmittedPaid(admitted, held):
+            return admitted, held
+        case _:
+            return result, None
+
+
+async def _read_back(
+    engine: Engine, tenant: UUID, admission: Admission, unknown: CommitUnknown
+) -> Admitted | Known:
+    try:
+        async with engine.boundary.database.transaction(tenant) as connection:
+            row = await reading.decision_by_key(connection, tenant, admission.key)
+            if row is not None and row.id == admission.id and row.answer is None:
+                key = (admission.record_kind or "", admission.record_id or "")
+                record = (await read_records(connection, tenant, {key})).get(key, Locked(0, None))
+                return Admitted(
+                    row.created_at, record
+                )  # ours, and still ours to walk: its token is checked at the end
+    except CommitUnknown:
+        row = None
+    if row is None:
+        raise Overloaded(
+            "the database went away during the commit; repeat with the same key", retry_after_ms=1000
+        ) from unknown
+    return Known(row.id, row.fingerprint, row.answer, row.answer_status)
 
 
 def resume(coordinator: Coordinator, tenant: UUID, claimed: Claimed) -> Run:

@@ -1,5 +1,6 @@
 """Approve: the fence again, then what the reviewer was shown is committed; or the review goes on with what is there now.
 
+    reserve   what reading again and the effects may cost; there is no money for it                                   -> stays as it is
     confirm   MaxAge evidence that is too old by now, and everything decisive, is read again     all as it was shown   -> commit
               something could not be read, or not in time                                         nobody knows          -> stays as it is
     renew     what moved is taken as it is now, and the policy runs again over the fresh packet
@@ -41,6 +42,7 @@ from coordinator.engine.gather import Readings, at_once, freeze, gather, missing
 from coordinator.engine.items import record_reading
 from coordinator.engine.path import OutOfTime, check_time, conclude
 from coordinator.engine.read import read
+from coordinator.engine.reserve import reserve_again
 from coordinator.engine.reviewing import Kept
 from coordinator.engine.run import Engine, Reading, Run
 from coordinator.failpoints import failpoint
@@ -104,6 +106,8 @@ async def approve(engine: Engine, run: Run, was: Shown) -> Committed | Supersede
 
 
 async def _approve(engine: Engine, run: Run, was: Shown) -> Committed | Superseded:
+    if (unpaid := await reserve_again(engine, run)) is not None:
+        return await _stays(engine, run, was, [unpaid])
     if changed := _declaration(run, was):
         names = {name for name, declared in run.type.evidence.items() if not declared.on_demand}
         return await _renew(engine, run, was, Confirmation(changed, stale=names), {})

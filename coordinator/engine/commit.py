@@ -20,11 +20,9 @@ import msgspec
 
 from coordinator import telemetry
 from coordinator.core.fence import Check, ReadCheck
-from coordinator.core.money import total
 from coordinator.core.packet import Packet
 from coordinator.core.receipt import Receipt, receipt
 from coordinator.core.view import (
-    BudgetView,
     DecisionView,
     FenceView,
     OperationView,
@@ -36,6 +34,7 @@ from coordinator.core.view import (
 from coordinator.engine.decide import Decided
 from coordinator.engine.reviewing import approvals, count, keep, rest_kind, review_view
 from coordinator.engine.run import Engine, Reading, Run
+from coordinator.engine.spending import budget_view, paid_operations, spending_of, unreserved_of
 from coordinator.errors import CommitUnknown, Overloaded, RequestRefused
 from coordinator.failpoints import failpoint
 from coordinator.store import reading
@@ -107,6 +106,8 @@ async def settled(engine: Engine, run: Run, proposed: Proposed) -> Result:
             waiting = engine.boundary.commit.enqueue(run.tenant, proposed.proposal)
             continue
         telemetry.STAGE_SECONDS.labels("commit").observe(time.monotonic() - proposed.began)
+        if run.type.needs:
+            engine.freed.tell(run.tenant)
         if isinstance(result, Committed):
             count(run, proposed.proposal.status)
         else:
@@ -155,6 +156,7 @@ def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
         status, answer = engine.render_refusal(rest.refusal)
         return Finished(answer, status, view, receipts, review, events)
 
+    operations = paid_operations(run, rest.decided.operations)
     return Proposal(
         decision_id=run.id,
         decision_type=run.type.name,
@@ -162,12 +164,14 @@ def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
         status=rest.decided.status,
         changes=rest.decided.changes,
         reads=rest.reads,
-        operations=rest.decided.operations,
+        operations=operations,
         traceparent=run.traceparent,
         lease_owner=engine.owner,
         lease_ms=engine.settings.lease_ms,
         fresh=rest.fresh,
         finish=finish,
+        spending=spending_of(run, operations),
+        unreserved=unreserved_of(engine, run),
         own_receipts=1 + len(approvals(run, rest.decided.status)),
     )
 
@@ -194,7 +198,7 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
             )
             for op in decided.operations
         ],
-        budget=_budget(run),
+        budget=budget_view(run),
         timeline=[*run.stages, run.stage_now("commit", commit_ms)],
         trace_id=telemetry.trace_id(run.traceparent),
         created_at=timestamp(run.created_at),
@@ -205,20 +209,6 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
 
 def _born(op: NewOperation) -> str:
     return "ready" if op.after else "dispatching"
-
-
-def _budget(run: Run) -> BudgetView:
-    """A call that was begun and did not say what it cost may still be billed: its reservation is uncertain."""
-    silent = [
-        declared.reserves
-        for name, declared in run.type.evidence.items()
-        if name in run.silent and declared.reserves is not None
-    ]
-    return BudgetView(
-        reserved=total(run.type.reserves),
-        settled=total([cost for costs in run.spent.values() for cost in costs]),
-        uncertain=total(silent),
-    )
 
 
 def _record_view(run: Run, decided: Decided) -> RecordView | None:

@@ -45,6 +45,7 @@ from coordinator.engine.run import Engine
 from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.failpoints import failpoint
 from coordinator.logs import THEIR_FAULTS, description_of, traceback_of
+from coordinator.store.bills import Bill
 from coordinator.store.lease import ClaimedOperation
 from coordinator.store.settle import Settlement
 
@@ -116,7 +117,8 @@ async def _send(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperat
         backoff_ms=_backoff_ms(sends),
     )
     in_doubt = claimed.in_doubt or isinstance(result, Ambiguous)
-    await _settle(engine, tenant, claimed, step, sent=True, asked=False, in_doubt=in_doubt)
+    bill = _bill(engine, sink, result)
+    await _settle(engine, tenant, claimed, step, sent=True, asked=False, in_doubt=in_doubt, bill=bill)
 
 
 async def _perform(provider: Provider, sink: Sink, operation: Operation) -> SendResult:
@@ -145,7 +147,9 @@ def _well_formed(said: T, allowed: tuple[type, ...]) -> T:
     what it was meant to say is as unknown as if it had raised."""
     if not isinstance(said, allowed):
         raise TypeError(f"it returned {said!r:.100}, which is no result")
-    msgspec.convert(msgspec.structs.asdict(said), type(said))
+    msgspec.convert(msgspec.to_builtins(said), type(said))
+    if isinstance(said, Accepted | Rejected) and said.cost is not None and said.cost.amount_minor < 0:
+        raise TypeError("it says that the effect cost less than nothing")
     return said
 
 
@@ -167,7 +171,15 @@ async def _ask(engine: Engine, tenant: UUID, sink: Sink, claimed: ClaimedOperati
         backoff_ms=_backoff_ms(claimed.lookups + 1),
     )
     in_doubt = claimed.in_doubt and not isinstance(step, Resend)  # a proven absence ends the doubt
-    await _settle(engine, tenant, claimed, step, sent=False, asked=True, in_doubt=in_doubt)
+    bill = _bill(engine, sink, result)
+    await _settle(engine, tenant, claimed, step, sent=False, asked=True, in_doubt=in_doubt, bill=bill)
+
+
+def _bill(engine: Engine, sink: Sink, result: SendResult | LookupResult) -> Bill | None:
+    """What the provider said that it cost."""
+    if not isinstance(result, Accepted | Rejected) or result.cost is None:
+        return None
+    return Bill(id=engine.new_id(), kind="effect", item=sink.name, provider=sink.provider, cost=result.cost)
 
 
 async def _lookup(engine: Engine, sink: Sink, operation: Operation) -> LookupResult:
@@ -228,10 +240,11 @@ async def _settle(
     sent: bool,
     asked: bool,
     in_doubt: bool,
+    bill: Bill | None = None,
 ) -> None:
     """Store the step. If nobody knows whether that was committed, storing it again changes nothing twice: by then the token or
     the state no longer fits, and the repeat is kept as late evidence."""
-    settlement = _settlement(claimed, step, sent=sent, asked=asked, in_doubt=in_doubt)
+    settlement = _settlement(claimed, step, sent=sent, asked=asked, in_doubt=in_doubt, bill=bill)
     while True:
         try:
             await engine.boundary.settle.submit(tenant, settlement)
@@ -242,6 +255,8 @@ async def _settle(
             log.warning("operation %s could not be settled yet", claimed.id)
             await anyio.sleep(SETTLE_PAUSE_S)
             continue
+        if claimed.paid:
+            engine.freed.tell(tenant)
         telemetry.OPERATIONS.labels(claimed.effect, settlement.state).inc()
         if settlement.due_ms is not None or claimed.linked:
             engine.wake_in((settlement.due_ms or 0) / 1000)
@@ -249,7 +264,7 @@ async def _settle(
 
 
 def _settlement(
-    claimed: ClaimedOperation, step: Step, *, sent: bool, asked: bool, in_doubt: bool
+    claimed: ClaimedOperation, step: Step, *, sent: bool, asked: bool, in_doubt: bool, bill: Bill | None
 ) -> Settlement:
     state, reference, reason, due_ms = _as_state(step)
     return Settlement(
@@ -264,6 +279,8 @@ def _settlement(
         asked=asked,
         in_doubt=in_doubt,
         linked=claimed.linked,
+        paid=claimed.paid,
+        bill=bill,
     )
 
 

@@ -27,6 +27,7 @@ from coordinator.core.decision import Coordinator
 from coordinator.core.request import decode_request
 from coordinator.engine.admit import resume, run_of
 from coordinator.engine.awaited import Awaited
+from coordinator.engine.budgets import reconcile_reservations
 from coordinator.engine.chains import Chains
 from coordinator.engine.commit import Rest, commit, rest_without_commit
 from coordinator.engine.dispatch import dispatch
@@ -286,6 +287,7 @@ class Holdings:
                 lookups=0,
                 in_doubt=False,
                 linked=op.linked,
+                paid=op.paid,
                 decision_sends=0,
                 age_ms=0,
                 last_sent_age_ms=None,
@@ -321,6 +323,7 @@ class Holdings:
         self._due.clear()
 
     def start_loops(self) -> None:
+        self._tasks.start_soon(reconcile_reservations, self.engine, self.coordinator)
         self._tasks.start_soon(self.remote.watch)
         self._tasks.start_soon(expire, self.engine, list(self.coordinator.types))
         self._tasks.start_soon(self.pools.run)

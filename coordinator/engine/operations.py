@@ -12,10 +12,12 @@ from uuid import UUID
 
 from coordinator.core.effect import OperationState
 from coordinator.core.evidence import clean_text
+from coordinator.core.money import Money
 from coordinator.engine.run import Engine
 from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.failpoints import failpoint
 from coordinator.store import resolve
+from coordinator.store.bills import Bill
 from coordinator.store.database import Connection
 from coordinator.store.keys import Key
 from coordinator.store.resolve import Resolution
@@ -31,7 +33,13 @@ class Operations:
         self._engine = engine
 
     async def resolve(
-        self, caller: Key, id: UUID, verdict: Verdict, reference: str, note: str
+        self,
+        caller: Key,
+        id: UUID,
+        verdict: Verdict,
+        reference: str,
+        note: str,
+        cost: Money | None = None,
     ) -> OperationState:
         """A person says what became of an uncertain operation. Raises `NotFound`, `StateConflict`."""
         by = {"resolved_by": str(caller.id), "verdict": verdict, "note": clean_text(note)}
@@ -41,6 +49,7 @@ class Operations:
             reference=clean_text(reference) or "resolved by hand" if happened else None,
             reason=None if happened else clean_text(f"resolved by hand: {note or 'it did not happen'}"),
             by=by,
+            bill=self._bill(cost),
         )
         return await self._run(caller.tenant, lambda c: resolve.resolve(c, caller.tenant, id, resolution))
 
@@ -68,6 +77,7 @@ class Operations:
         happened: bool,
         reference: str,
         reason: str,
+        cost: Money | None = None,
     ) -> OperationState:
         """The provider's own word on a key, its signature checked. Raises `NotFound`."""
         resolution = Resolution(
@@ -75,6 +85,7 @@ class Operations:
             reference=clean_text(reference) or key if happened else None,
             reason=None if happened else clean_text(reason) or "the provider says that it did not happen",
             by={"event": event_id},
+            bill=self._bill(cost),
         )
         return await self._run(
             tenant,
@@ -83,6 +94,12 @@ class Operations:
             ),
             point="notice",
         )
+
+    def _bill(self, cost: Money | None) -> Bill | None:
+        """Where nothing was reserved, it draws on the budgets of all providers only."""
+        if cost is None or cost.amount_minor < 0:
+            return None
+        return Bill(id=self._engine.new_id(), kind="effect", item="", provider="", cost=cost)
 
     async def ask_now(self, tenant: UUID) -> int:
         """How many uncertain operations their providers are asked about at once."""
@@ -107,4 +124,5 @@ class Operations:
             detail = "the database went away during the commit; look at the operation before you repeat"
             raise Overloaded(detail, retry_after_ms=1000) from unknown
         self._engine.wake_in(0)
+        self._engine.freed.tell(tenant)
         return result

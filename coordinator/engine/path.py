@@ -29,6 +29,7 @@ from coordinator.engine.decide import Decided, PolicyFailed, decide
 from coordinator.engine.fence import Fenced, fence, read_set, still_fresh
 from coordinator.engine.gather import Readings, freeze, gather, missing
 from coordinator.engine.items import record_reading
+from coordinator.engine.reserve import reserve_before_work
 from coordinator.engine.run import Engine, Run
 from coordinator.errors import StaleVersion
 from coordinator.failpoints import failpoint
@@ -67,6 +68,8 @@ async def walk(engine: Engine, run: Run) -> Committed | Superseded:
 async def _rounds(engine: Engine, run: Run) -> Committed | Superseded:
     if run.expects_another(run.record.version):
         return await _rest(engine, run, _stale(run, run.record.version))
+    if (instead := await reserve_before_work(engine, run)) is not None:
+        return await _rest(engine, run, instead)
     readings: Readings = {}
     wanted: Iterable[str] = [name for name, declared in run.type.evidence.items() if not declared.on_demand]
     while True:

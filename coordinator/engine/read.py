@@ -65,9 +65,13 @@ async def read(
         return no_answer(
             declared, "skipped", began, 0, ItemError("dependency-missing", f"{lacking} is not there")
         )
+    if run.left_out(declared.name):
+        unpaid = ItemError("budget-exhausted", "no budget had room for what it may cost")
+        return no_answer(declared, "skipped", began, 0, unpaid)
     cleanups = _Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
     attempts = _Attempts(declared.attempts)
     limit = min(declared.deadline_ms / 1000, max(0.0, run.ends_at - began))
+    reserved = ("evidence", declared.name)
     with telemetry.span("coordinator.read", traceparent, evidence_name=declared.name) as inside:
         request = ReadRequest(
             tenant=str(run.tenant),
@@ -80,6 +84,7 @@ async def read(
             traceparent=inside,
             on_cancel=cleanups.append,
             emit=Parts(engine.settings, run.events, declared, lambda: attempts.count),
+            reservation=str(run.held[reserved]) if run.held and reserved in run.held else None,
         )
         with anyio.move_on_after(limit):
             try:

@@ -241,7 +241,8 @@ class Reviews:
             records = await read_records(connection, caller.tenant, {run.record_key})
             run.record = records.get(run.record_key, run.record)
         kept = decode_kept(row.review or b"")
-        run.spent, run.silent = {**kept.spent}, set(kept.silent)
+        run.spent, run.silent_before = {**kept.spent}, frozenset(kept.silent)
+        run.settled = {name: len(costs) for name, costs in kept.spent.items()}
         assert view.review is not msgspec.UNSET
         older_ms = max(0, (row.now - datetime.fromisoformat(view.review.as_of)) // MILLISECOND)
         was = shown(run, kept, view, older_ms, began)

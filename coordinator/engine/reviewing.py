@@ -72,7 +72,7 @@ def keep(
             if reading.local is not None
         },
         spent=run.spent,
-        silent=sorted(run.silent),
+        silent=sorted(run.silent | run.silent_before),
     )
     return KeptReview(encode_kept(kept), _expires_at(run, now))
 

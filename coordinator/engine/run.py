@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,10 +11,12 @@ from types import TracebackType
 from typing import Any
 from uuid import UUID
 
+import anyio
 import msgspec
 
 from coordinator import telemetry
 from coordinator.config import Settings
+from coordinator.core.budget import Short
 from coordinator.core.canonical import JsonValue
 from coordinator.core.decision import DecisionType
 from coordinator.core.evidence import Item
@@ -28,6 +31,7 @@ from coordinator.engine.tasks import Tasks
 from coordinator.errors import RequestRefused
 from coordinator.store.boundary import Boundary
 from coordinator.store.records import Key, Locked
+from coordinator.store.reserve import Secured
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,16 @@ class Run:
     """What the calls of each evidence's source reported they cost: in every round, by the gather and by the fence."""
     silent: set[str] = field(default_factory=set)
     """Evidence of which a call was begun that did not report its cost, or has not yet: it may still be billed."""
+    held: Secured | None = None
+    """What is reserved for its work, by kind and item; None before that was asked for."""
+    short: Short | None = None
+    """Which budget had no room when it was last asked for."""
+    settled: dict[str, int] = field(default_factory=dict)
+    """How many of the costs in ``spent`` were settled at an earlier rest, by evidence: an approval goes on from them."""
+    silent_before: frozenset[str] = frozenset()
+    """Evidence that was silent until an earlier rest; what was reserved for it then is uncertain since."""
+    accounted: bool = True
+    """Whether ``spent`` and ``silent`` are the whole truth. Not if it is brought to rest by a process that it does not run in."""
     moves: list[Check] = field(default_factory=list)
     """The checks that did not hold in earlier rounds."""
     cancelled: bool = False
@@ -113,6 +127,14 @@ class Run:
             self.silent.add(name)
         else:
             self.spent.setdefault(name, []).append(cost)
+
+    def left_out(self, name: str) -> bool:
+        """Whether this evidence would have to be paid for, and there was no money for it."""
+        return (
+            self.held is not None
+            and self.type.evidence[name].reserves is not None
+            and ("evidence", name) not in self.held
+        )
 
     @property
     def out_of_rounds(self) -> bool:
@@ -172,6 +194,23 @@ class StageTimer:
         telemetry.STAGE_SECONDS.labels(self.name).observe(seconds)
 
 
+class Freed:
+    """Whoever waits for a tenant's money is woken when some has come back in this process."""
+
+    def __init__(self) -> None:
+        self._events: dict[UUID, asyncio.Event] = {}
+
+    async def wait(self, tenant: UUID, seconds: float) -> None:
+        event = self._events.setdefault(tenant, asyncio.Event())
+        with anyio.move_on_after(seconds):
+            await event.wait()
+
+    def tell(self, tenant: UUID) -> None:
+        event = self._events.pop(tenant, None)
+        if event is not None:
+            event.set()
+
+
 Refusal = Callable[[RequestRefused], tuple[int, bytes]]
 """Renders a refusal that is stored as a decision's answer: its status and its bytes. The api's business, given from above."""
 
@@ -194,3 +233,5 @@ class Engine:
     """Whether this process drains: then it does not wait for a database that is away, but leaves what it holds to its lease."""
     still_holds: Callable[[UUID, int], bool]
     """Whether this process's lease of an operation, under this token, is certainly still good."""
+    freed: Freed = field(default_factory=Freed)
+    """Tells who waits for a budget that money has come back."""

@@ -22,6 +22,7 @@ from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import RESTING, Coordinator
 from coordinator.core.request import DecisionRequest
 from coordinator.engine.admit import Queued, admit, check_request, resume
+from coordinator.engine.budgets import Budgets
 from coordinator.engine.commit import commit, rest_without_commit
 from coordinator.engine.follow import Streams
 from coordinator.engine.holdings import Holdings
@@ -87,6 +88,7 @@ class Service:
         self.workers = holdings.remote.workers
         self.streams = Streams(coordinator, database, holdings)
         self.reviews = Reviews(coordinator, holdings)
+        self.budgets = Budgets(holdings.engine)
 
     @property
     def draining(self) -> bool:
@@ -305,6 +307,7 @@ class Service:
             record=Locked(0, None),
         )
         run = resume(self.coordinator, tenant, claimed)
+        run.accounted = False
         rest = rest_without_commit(
             "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
         )

@@ -118,7 +118,7 @@ async def admit(
     fresh = {row["id"]: Admitted(row["created_at"], Locked(row["version"], row["data"])) for row in rows}
     if queued := [a.class_ for a in fitting if a.id in fresh and a.status == "queued"]:
         await queue.enter(connection, tenant, queued)
-    known = await _known(connection, tenant, [a.key for a in admissions if a.id not in fresh])
+    known = await known_keys(connection, tenant, [a.key for a in admissions if a.id not in fresh])
     await failpoint("admit.before")
     return [fresh.get(a.id) or known.get(a.key) or NoRoom() for a in admissions]
 
@@ -138,7 +138,8 @@ async def _without_room(connection: Connection, tenant: UUID, admissions: Sequen
     return refused
 
 
-async def _known(connection: Connection, tenant: UUID, keys: Sequence[str]) -> dict[str, Known]:
+async def known_keys(connection: Connection, tenant: UUID, keys: Sequence[str]) -> dict[str, Known]:
+    """Those of the keys that were used before."""
     if not keys:
         return {}
     rows = await connection.fetch(KNOWN, tenant, keys)

@@ -1,6 +1,7 @@
 """The durable boundary: every write of the path goes through here, grouped by kind; three per decision, four if it was queued.
 
-admit    a decision becomes durable
+admit    a decision becomes durable, with what it reserves
+secure   one that runs without its reservations gets them
 claim    a queued one gets a slot
 commit   it comes to rest, and its operations are promised
 settle   what became of an operation
@@ -13,7 +14,7 @@ from uuid import UUID
 
 from anyio.abc import TaskGroup
 
-from coordinator.store import admit, commit, queue, settle
+from coordinator.store import commit, queue, reserve, settle
 from coordinator.store.database import Connection, Database
 from coordinator.store.group_commit import GroupCommit
 from coordinator.store.lease import Claim
@@ -43,7 +44,8 @@ class Boundary:
             budget = database.settings.retries_per_minute
             return await settle.settle(connection, tenant, settlements, retries_per_minute=budget)
 
-        self.admit = GroupCommit("admit", database, tasks, admit.admit, **limits)
+        self.admit = GroupCommit("admit", database, tasks, reserve.admit_all, **limits)
+        self.secure = GroupCommit("secure", database, tasks, reserve.secure_all, **limits)
         self.claim = GroupCommit("claim", database, tasks, claim_all, **limits)
         self.commit = GroupCommit("commit", database, tasks, commit_all, **limits)
         self.settle = GroupCommit("settle", database, tasks, settle_all, **limits)

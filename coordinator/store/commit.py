@@ -1,10 +1,12 @@
 """The commit: a decision comes to rest, with everything it changes and promises, in one transaction.
 
     1  lock the records it changes or relied on, in (kind, id) order       -> their versions and data, now
+       where something was paid: the periods of its budgets, and its reservations
     2  lock the decisions, in id order                                    -> do we still hold them; who was queued leaves the queue
     3  judge each proposal against what is locked (pure); the first writer of a record in a batch wins
     4  take the log's indices
     5  write: record versions, decisions with their answers, operations (born claimed), receipts
+       where something was paid: what became of its reservations
 
 If the process dies before COMMIT, nothing happened and the lease runs out; if it dies after, the operations' leases run out and
 another process dispatches them. A holder whose token is old gets `Superseded` and has changed nothing.
@@ -19,14 +21,17 @@ from uuid import UUID
 
 import msgspec
 
+from coordinator.core.budget import Room
 from coordinator.core.canonical import JsonValue
 from coordinator.core.events import Event
 from coordinator.core.fence import Check, ReadCheck, all_hold
 from coordinator.core.receipt import Receipt
 from coordinator.core.record import RecordKind
 from coordinator.failpoints import failpoint
-from coordinator.store import events, log, queue
-from coordinator.store.database import Connection
+from coordinator.store import bills, closing, events, log, queue
+from coordinator.store.bills import Bill
+from coordinator.store.closing import Reservation, Spending
+from coordinator.store.database import Connection, transposed
 from coordinator.store.records import Key, Locked, lock_records
 
 
@@ -54,6 +59,8 @@ class NewOperation(msgspec.Struct, frozen=True):
     after: Sequence[int]
     on_failure: str
     compensation: bytes | None
+    paid: bool = False
+    """Whether its decision holds reservations for its operations."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -102,6 +109,9 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     fresh: Callable[[], bool]
     finish: Callable[[Facts], Finished]
     own_receipts: int = 1
+    spending: Spending | None = None
+    """Where it reserves, or was billed all the same: what its work cost."""
+    unreserved: Sequence[Bill] = ()
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -169,15 +179,15 @@ WITH version AS (
     RETURNING d.id
 ), promised AS (
     INSERT INTO operations (tenant_id, id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee,
-                            linked, after, on_failure, compensation, state, traceparent, lease_owner, lease_expires_at)
+                            linked, after, on_failure, compensation, paid, state, traceparent, lease_owner, lease_expires_at)
     SELECT $1, o.id, o.decision_id, o.decision_type, o.effect, o.ordinal, o.key, o.payload, o.payload_hash, o.guarantee,
-           o.linked, o.after::int[], o.on_failure, o.compensation, o.state, o.traceparent, o.lease_owner,
+           o.linked, o.after::int[], o.on_failure, o.compensation, o.paid, o.state, o.traceparent, o.lease_owner,
            CASE WHEN o.lease_owner IS NOT NULL THEN clock_timestamp() + o.lease_ms * interval '1 ms' END
     FROM unnest($14::uuid[], $15::uuid[], $16::text[], $17::text[], $18::int[], $19::text[], $20::json[], $21::text[],
                 $22::json[], $23::bool[], $24::text[], $25::text[], $26::json[], $27::text[], $28::text[], $29::uuid[],
-                $30::int[])
+                $30::int[], $38::bool[])
          AS o (id, decision_id, decision_type, effect, ordinal, key, payload, payload_hash, guarantee, linked, after,
-               on_failure, compensation, state, traceparent, lease_owner, lease_ms)
+               on_failure, compensation, state, traceparent, lease_owner, lease_ms, paid)
 ), receipt AS (
     INSERT INTO receipts (tenant_id, index, kind, decision_id, operation_id, body)
     SELECT $1, $31 + r.n - 1, r.kind, r.decision_id, r.operation_id, r.body
@@ -196,6 +206,7 @@ async def commit(
     """Bring a batch of decisions to rest, each on its own merits."""
     new = {(v.kind, v.id) for proposal in proposals for v in proposal.changes if v.base == 0}
     locked = await lock_records(connection, tenant, _keys(proposals), absent=new)
+    reserved, rooms = await _lock_paid(connection, tenant, proposals)
     held = await connection.fetch(HOLD, tenant, [proposal.decision_id for proposal in proposals])
     holders = {
         row["id"]: row["fencing_token"]
@@ -212,6 +223,8 @@ async def commit(
     if unqueued := [row["class"] for row in held if row["status"] == "queued" and row["id"] in resting]:
         await queue.leave(connection, tenant, unqueued)
     finished = await _write(connection, tenant, accepted) if accepted else {}
+    was = {row["id"]: row["status"] for row in held}
+    await _close_paid(connection, tenant, [proposal for proposal, _ in accepted], reserved, rooms, was)
     await failpoint("commit.before")
     return [
         Committed(finished[proposal.decision_id], proposal.operations)
@@ -219,6 +232,37 @@ async def commit(
         else verdict
         for proposal, verdict in zip(proposals, verdicts, strict=True)
     ]
+
+
+async def _lock_paid(
+    connection: Connection, tenant: UUID, proposals: Sequence[Proposal]
+) -> tuple[Sequence[Reservation], Sequence[Room]]:
+    """Nothing, where nothing is paid. What was not reserved for draws on the budgets' present periods."""
+    rooms = await bills.rooms_for(connection, tenant, [bill for p in proposals for bill in p.unreserved])
+    paid = [p.decision_id for p in proposals if p.spending is not None]
+    return await closing.lock(connection, tenant, decisions=paid), rooms
+
+
+async def _close_paid(
+    connection: Connection,
+    tenant: UUID,
+    accepted: Sequence[Proposal],
+    reserved: Sequence[Reservation],
+    rooms: Sequence[Room],
+    was: Mapping[UUID, str],
+) -> None:
+    closed = [
+        each
+        for p in accepted
+        if p.spending is not None
+        for each in closing.at_rest(
+            [r for r in reserved if r.decision_id == p.decision_id], p.spending, was=was[p.decision_id]
+        )
+    ]
+    await closing.write(connection, tenant, closed)
+    for proposal in accepted:
+        if proposal.unreserved:
+            await bills.unreserved(connection, tenant, rooms, proposal.decision_id, proposal.unreserved)
 
 
 def _keys(proposals: Sequence[Proposal]) -> set[Key]:
@@ -290,7 +334,8 @@ async def _write(
     if told := [(p.decision_id, p.token, f.events) for p, f in zip(proposals, done, strict=True) if f.events]:
         await events.append_if_held(connection, tenant, told)
     reviews = [(each.review.kept, each.review.expires_at) if each.review else (None, None) for each in done]
-    columns = (*_columns(proposals, now, done), first, *receipts, *_transpose(reviews, 2))
+    paid = [o.paid for p in proposals for o in p.operations]
+    columns = (*_columns(proposals, now, done), first, *receipts, *transposed(reviews, 2), paid)
     changed, rested = await connection.fetchrow(WRITE, tenant, *columns)  # type: ignore[misc]  # always one row
     if changed != len({(v.kind, v.id) for p in proposals for v in p.changes}) or rested != len(proposals):
         raise AssertionError("a locked row changed under its lock")
@@ -304,7 +349,7 @@ def _columns(proposals: Sequence[Proposal], now: datetime, finished: Sequence[Fi
         for p, done in zip(proposals, finished, strict=True)
     ]
     operations = [_operation(p, o) for p in proposals for o in p.operations]
-    return [*_transpose(versions, 5), now, *_transpose(rests, 6), *_transpose(operations, 17)]
+    return [*transposed(versions, 5), now, *transposed(rests, 6), *transposed(operations, 17)]
 
 
 def _operation(p: Proposal, o: NewOperation) -> tuple[object, ...]:
@@ -324,7 +369,3 @@ def _operation(p: Proposal, o: NewOperation) -> tuple[object, ...]:
     links = (o.linked, after, o.on_failure, o.compensation)
     held = ("ready", p.traceparent, None) if o.after else ("dispatching", p.traceparent, p.lease_owner)
     return (*what, *links, *held, p.lease_ms)
-
-
-def _transpose(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

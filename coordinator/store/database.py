@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from uuid import UUID
@@ -194,3 +194,8 @@ async def open_database(url: str, settings: Settings) -> AsyncIterator[Database]
         server_settings={"application_name": "coordinator"},
     ) as pool:
         yield Database(pool, settings)
+
+
+def transposed(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
+    """Rows as the columns that ``unnest`` takes."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

@@ -47,6 +47,7 @@ class ClaimedOperation(msgspec.Struct, frozen=True, kw_only=True):
     lookups: int
     in_doubt: bool
     linked: bool
+    paid: bool = False
     decision_sends: int
     age_ms: int
     last_sent_age_ms: int | None
@@ -77,7 +78,7 @@ SET fencing_token = o.fencing_token + 1, lease_owner = $3, lease_expires_at = cl
     state = CASE found.state WHEN 'ready' THEN 'dispatching' ELSE found.state END, due_at = NULL
 FROM found WHERE o.tenant_id = $1 AND o.id = found.id
 RETURNING o.id, o.fencing_token, found.state AS was, o.decision_id, o.decision_type, o.effect, o.key, o.payload, o.traceparent,
-          o.sends, o.lookups, o.in_doubt, o.linked,
+          o.sends, o.lookups, o.in_doubt, o.linked, o.paid,
           (SELECT sum(s.sends) FROM operations s WHERE s.tenant_id = $1 AND s.decision_id = o.decision_id) AS decision_sends,
           (extract(epoch FROM clock_timestamp() - o.created_at) * 1000)::bigint AS age_ms,
           (extract(epoch FROM clock_timestamp() - o.last_sent_at) * 1000)::bigint AS last_sent_age_ms

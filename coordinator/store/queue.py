@@ -5,6 +5,7 @@
     requeue  running -> queued, at its old place, token + 1: its holder fell silent, stops, or ran into the ceiling of one run
     overdue  a queued decision whose time limit is over is claimed without a slot, only to be brought to rest
 
+What a decision had reserved when it was requeued is uncertain from then on, since its work may still be billed; it reserves anew.
 `queues.depth` counts the queued rows of a class. Whoever changes that number locks its row after the decisions and before the log.
 A holder that was paused finds its token out of date and changes nothing.
 """
@@ -20,7 +21,7 @@ import asyncpg
 import msgspec
 
 from coordinator.core.receipt import receipt
-from coordinator.store import log
+from coordinator.store import closing, log
 from coordinator.store.database import Connection
 from coordinator.store.lease import Claim
 from coordinator.store.records import Locked
@@ -221,6 +222,7 @@ async def _requeue(
     limit: int,
     reason: str,
 ) -> Sequence[str]:
+    locked = await closing.lock_running(connection, tenant, ids)
     rows = await connection.fetch(REQUEUE, tenant, ids, owner, limit)
     if rows:
         await enter(connection, tenant, [row["class"] for row in rows])
@@ -234,6 +236,7 @@ async def _requeue(
             for row in rows
         ]
         await log.append(connection, tenant, receipts)
+        await closing.give_up(connection, tenant, locked, {row["id"] for row in rows}, reason)
     return [row["class"] for row in rows]
 
 

@@ -21,7 +21,8 @@ from coordinator.core.effect import OperationState
 from coordinator.core.receipt import Receipt, receipt
 from coordinator.core.saga import Compensate
 from coordinator.errors import NotFound, StateConflict
-from coordinator.store import log
+from coordinator.store import bills, log
+from coordinator.store.bills import Bill, Locked, OperationBill
 from coordinator.store.database import Connection
 from coordinator.store.follow import Sibling, apply, follow, lock_decisions, siblings
 
@@ -80,23 +81,26 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     reference: str | None
     reason: str | None
     by: dict[str, str]
+    bill: Bill | None = None
+    """What it cost, if they say it: its reservation is settled with that."""
 
 
 async def resolve(connection: Connection, tenant: UUID, id: UUID, resolution: Resolution) -> OperationState:
     """An uncertain operation ends. Raises `NotFound`, `StateConflict`."""
-    decision = await _locked(connection, tenant, id)
+    decision, locked = await _locked(connection, tenant, id, resolution.bill)
     if not await _settle(connection, tenant, id, resolution, ("uncertain",)):
         raise StateConflict(
             f"the operation is {await _state(connection, tenant, id)}; only an uncertain one can be resolved"
         )
-    await _append(connection, tenant, decision, [_receipt(decision, id, resolution)])
+    told = [_told(decision, id, "resolved", resolution)]
+    await _append(connection, tenant, decision, [_receipt(decision, id, resolution)], locked, told)
     return await _state(connection, tenant, id)
 
 
 async def retry(connection: Connection, tenant: UUID, id: UUID, by: dict[str, str]) -> OperationState:
     """A failed operation is due again under its key: its failure meant that the provider did not act. Raises `NotFound`,
     `StateConflict`."""
-    decision = await _locked(connection, tenant, id)
+    decision, _ = await _locked(connection, tenant, id)
     if await connection.fetchval(RETRY, tenant, id) is None:
         raise StateConflict(
             f"the operation is {await _state(connection, tenant, id)}; only a failed one can be retried"
@@ -110,7 +114,7 @@ async def retry(connection: Connection, tenant: UUID, id: UUID, by: dict[str, st
 
 async def compensate(connection: Connection, tenant: UUID, id: UUID, reason: str) -> OperationState:
     """A succeeded operation is undone by its compensation, an operation of its own. Raises `NotFound`, `StateConflict`."""
-    decision = await _locked(connection, tenant, id)
+    decision, _ = await _locked(connection, tenant, id)
     sibling = _own(await siblings(connection, tenant, decision), id)
     if sibling.link.state != "succeeded":
         raise StateConflict(
@@ -129,12 +133,13 @@ async def compensate(connection: Connection, tenant: UUID, id: UUID, reason: str
 
 async def cancel(connection: Connection, tenant: UUID, decision: UUID) -> None:
     """After the commit: what was not sent is cancelled, the rest is undone where it happens and can be."""
+    locked = await bills.lock_for_operations(connection, tenant, [decision], [])
     await lock_decisions(connection, tenant, [decision])
     cancelled = await connection.fetch(CANCEL_UNSENT, tenant, decision)
     asked = await connection.fetch(REQUEST_CANCEL, tenant, decision)
     receipts = [_of("operation.cancelled", decision, row["id"], reason="on request") for row in cancelled]
     receipts += [_of("operation.cancel-requested", decision, row["id"]) for row in asked]
-    await _append(connection, tenant, decision, receipts)
+    await _append(connection, tenant, decision, receipts, locked)
 
 
 async def notice(
@@ -146,11 +151,13 @@ async def notice(
     if row is None:
         raise NotFound("no operation of this effect has that key")
     id, decision = row["id"], row["decision_id"]
+    told = [_told(decision, id, event_id, resolution)]
+    locked = await bills.lock_for_operations(connection, tenant, [decision], told)
     await lock_decisions(connection, tenant, [decision])
     if await connection.fetchval(REMEMBER_EVENT, tenant, effect, event_id) is None:
         return await _state(connection, tenant, id)
     if await _settle(connection, tenant, id, resolution, ("ready", "dispatching", "uncertain")):
-        await _append(connection, tenant, decision, [_receipt(decision, id, resolution)])
+        await _append(connection, tenant, decision, [_receipt(decision, id, resolution)], locked, told)
     else:
         late = _of("operation.late-evidence", decision, id, learnt=resolution.state, **resolution.by)
         await log.append(connection, tenant, [late])
@@ -162,14 +169,22 @@ async def ask_now(connection: Connection, tenant: UUID) -> int:
     return len(await connection.fetch(ASK_NOW, tenant))
 
 
-async def _locked(connection: Connection, tenant: UUID, id: UUID) -> UUID:
-    """The operation's decision, locked."""
+def _told(decision: UUID, id: UUID, name: str, resolution: Resolution) -> OperationBill:
+    return OperationBill(id, decision, name, resolution.bill)
+
+
+async def _locked(
+    connection: Connection, tenant: UUID, id: UUID, bill: Bill | None = None
+) -> tuple[UUID, Locked]:
+    """The operation's decision, locked, and before it what its operations have reserved."""
     row = await connection.fetchrow(FIND, tenant, id)
     if row is None:
         raise NotFound("there is no such operation")
-    await lock_decisions(connection, tenant, [row["decision_id"]])
     decision: UUID = row["decision_id"]
-    return decision
+    told = [OperationBill(id, decision, "", bill)]
+    locked = await bills.lock_for_operations(connection, tenant, [decision], told)
+    await lock_decisions(connection, tenant, [decision])
+    return decision, locked
 
 
 async def _settle(
@@ -187,10 +202,18 @@ async def _state(connection: Connection, tenant: UUID, id: UUID) -> OperationSta
     return state
 
 
-async def _append(connection: Connection, tenant: UUID, decision: UUID, receipts: list[Receipt]) -> None:
+async def _append(
+    connection: Connection,
+    tenant: UUID,
+    decision: UUID,
+    receipts: list[Receipt],
+    locked: Locked,
+    told: Sequence[OperationBill] = (),
+) -> None:
     receipts += await follow(connection, tenant, [decision])
     if receipts:
         await log.append(connection, tenant, receipts)
+    await bills.close_operations(connection, tenant, locked, told)
 
 
 def _own(found: Sequence[Sibling], id: UUID) -> Sibling:

@@ -15,7 +15,8 @@ import msgspec
 
 from coordinator.core.receipt import Receipt, receipt
 from coordinator.failpoints import failpoint
-from coordinator.store import log
+from coordinator.store import bills, log
+from coordinator.store.bills import Bill, OperationBill
 from coordinator.store.database import Connection
 from coordinator.store.follow import follow, lock_decisions
 
@@ -36,6 +37,10 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     asked: bool
     in_doubt: bool
     linked: bool
+    paid: bool = False
+    """Whether its decision holds reservations for its operations."""
+    bill: Bill | None = None
+    """What the provider said that it cost."""
 
 
 # The guard: the row is still held, and under this token; a settled one keeps its token, but nobody holds it. Provider evidence
@@ -95,6 +100,12 @@ async def _settle_distinct(
     connection: Connection, tenant: UUID, settlements: Sequence[Settlement]
 ) -> list[bool]:
     linked = {s.decision_id for s in settlements if s.linked}
+    paid = {s.decision_id for s in settlements if s.paid or s.bill}
+    told = [
+        OperationBill(s.operation_id, s.decision_id, f"{s.operation_id}.{s.token}", s.bill)
+        for s in settlements
+    ]
+    locked = await bills.lock_for_operations(connection, tenant, sorted(paid), told) if paid else None
     if linked:
         await lock_decisions(connection, tenant, linked)
     rows = await connection.fetch(
@@ -115,7 +126,15 @@ async def _settle_distinct(
     if linked:
         receipts += await follow(connection, tenant, linked)
     await log.append(connection, tenant, receipts)
+    if locked is not None:
+        ended = [t for t, s in zip(told, settlements, strict=True) if _tells(s, s.operation_id in settled)]
+        await bills.close_operations(connection, tenant, locked, ended)
     return [s.operation_id in settled for s in settlements]
+
+
+def _tells(settlement: Settlement, changed: bool) -> bool:
+    """Whether this says what the operation cost in the end. What comes late is not taken for a second bill of the same."""
+    return changed and settlement.state in ("succeeded", "failed")
 
 
 async def _within_budget(

@@ -13,6 +13,7 @@ from uuid_utils.compat import uuid7
 from coordinator.config import Settings
 from coordinator.core.events import Event
 from coordinator.store import events
+from coordinator.store.bills import bill_late
 from coordinator.store.database import Database, open_database
 from coordinator.store.keys import create_key
 from coordinator.store.lease import tenants_with_work
@@ -35,6 +36,7 @@ from tests.store.given import (
     proposal,
     registration,
 )
+from tests.store.paid import ceiling, holding, sgd, spending
 from tests.support.postgres import Databases
 
 TABLES = (
@@ -55,6 +57,12 @@ TABLES = (
     "decision_events",
     "decision_follows",
     "decision_notes",
+    "budgets",
+    "budget_periods",
+    "reservations",
+    "draws",
+    "overages",
+    "bills",
     "logs",
     "receipts",
 )
@@ -73,6 +81,9 @@ UPDATABLE = {
     "workers": "name = name",
     "tasks": "state = state",
     "decision_notes": "taken = taken",
+    "budgets": "name = name",
+    "budget_periods": "name = name",
+    "reservations": "state = state",
     "logs": "size = size",
 }
 
@@ -100,7 +111,12 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
                 await events.append_if_held(connection, owner, [(decision, 1, [Event(2, "running", b"{}")])])
             wish = proposal(decision, changes=changes("p-1", 0), operations=[new_operation(decision)])
             await commit_all(database, owner, wish)
+            await ceiling(database, owner, 40)
+            paid_for = await holding(database, owner)
+            await commit_all(database, owner, proposal(paid_for, spending=spending(60)))
             async with database.transaction(owner) as connection:
+                reservation = await connection.fetchval("SELECT id FROM reservations")
+                await bill_late(connection, owner, reservation, "bill-1", sgd(1), {})
                 await create_key(connection, owner, uuid7(), "a key", ["decide"])
                 await connection.execute(COUNT_RETRIES, owner, 1)
                 await connection.execute(ANNOUNCE, owner, uuid7(), b"{}", 60)
@@ -215,6 +231,7 @@ async def test_the_dispatch_view_sees_of_all_tenants_who_has_work_and_nothing_el
         "queues": {"tenant_id", "class", "depth"},
         "operations": {"tenant_id", "state", "due_at", "lease_owner", "lease_expires_at"},
         "tasks": {"tenant_id", "id", "capability", "pinned", "state", "lease_expires_at", "deadline_at"},
+        "reservations": {"tenant_id", "state", "expires_at", "ask_at"},
     }
     for table in TABLES:
         async with database.dispatch_view() as connection:
