@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LIFTED = frozenset({"api", "console"})
-LAYERS = {"core": 0, "store": 1, "engine": 2, "api": 3, "console": 3, "app": 4, "cli": 5}
+LAYERS = {"core": 0, "store": 1, "engine": 2, "api": 3, "console": 3, "app": 4, "worker": 4, "cli": 5}
+"""worker is a client, a program of its own: what it shares with the service is core."""
 ANYTHING = frozenset({"demo", "testing"})
 """Programs of their own on top of everything; the command line starts them."""
 GROUND = frozenset({"errors", "config", "failpoints", "logs", "telemetry", "embedded"})
@@ -75,6 +76,8 @@ def forbidden(importer: str, target: str) -> bool:
         return target not in GROUND | {"core"}
     if importer == "core":
         return target != "errors"
+    if importer == "worker":
+        return target not in GROUND | {"core"}
     if target in GROUND:
         return False
     if importer == "":
@@ -157,6 +160,10 @@ def test_the_coordinator_never_imports_an_adapter() -> None:
         ("api", "engine", False),
         ("api", "console", True),
         ("cli", "app", False),
+        ("cli", "worker", False),
+        ("worker", "core", False),
+        ("worker", "store", True),
+        ("api", "worker", True),
         ("cli", "demo", False),
         ("app", "cli", True),
         ("engine", "demo", True),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Annotated
 
-import anyio
 import msgspec
 from litestar.types import Receive
 
@@ -15,7 +15,15 @@ from coordinator.api.body import parsed, typed
 from coordinator.api.endpoint import READERS, Call, Parameter, Sent, Shown, endpoint
 from coordinator.api.parameters import ID, PAGE
 from coordinator.api.views import encode
-from coordinator.core.task import CODE, MAX_CAPABILITIES, MAX_TASKS, VISIBLE, Capacity, TaskGiven, WorkerShown
+from coordinator.core.task import (
+    CAPABILITY,
+    MAX_CAPABILITIES,
+    MAX_TASKS,
+    VISIBLE,
+    Capacity,
+    TaskGiven,
+    WorkerShown,
+)
 from coordinator.core.view import timestamp
 from coordinator.engine.workers import Poll
 from coordinator.errors import Draining, MalformedRequest, NotFound, Overloaded, Supplanted
@@ -28,12 +36,12 @@ _SECONDS = re.compile(r"[0-9]{1,9}\Z")
 
 
 class WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``capabilities`` are the names of the sources that it can work for. ``incarnation`` names the process, in any words that no
-    other process uses: what an earlier one under this name had in progress is then handed back at once."""
+    """``capabilities`` are the names of the sources that it can work for, or ``*`` for all. ``incarnation`` names the process, in
+    any words that no other process uses: what an earlier one under this name had in progress is then handed back at once."""
 
     name: Annotated[str, msgspec.Meta(pattern=VISIBLE)]
     capabilities: Annotated[
-        list[Annotated[str, msgspec.Meta(pattern=CODE)]],
+        list[Annotated[str, msgspec.Meta(pattern=CAPABILITY)]],
         msgspec.Meta(min_length=1, max_length=MAX_CAPABILITIES),
     ]
     max_tasks: Annotated[int, msgspec.Meta(ge=1, le=MAX_TASKS)] = 1
@@ -145,8 +153,8 @@ async def claim(call: Call) -> Answer:
     wait_s, limit = _number(call, "wait", 0), _number(call, "limit", MAX_TASKS)
     if not 1 <= limit <= MAX_TASKS:
         raise MalformedRequest(f"limit must be within 1..{MAX_TASKS}.")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_leave_when_gone, call.receive, poll)
+    leaving = asyncio.ensure_future(_leave_when_gone(call.receive, poll))
+    try:
         claimed = await call.service.workers.claim(
             call.tenant,
             poll,
@@ -154,7 +162,8 @@ async def claim(call: Call) -> Answer:
             incarnation=call.query.get("incarnation"),
             wait_s=min(wait_s, call.service.settings.max_wait_s),
         )
-        tasks.cancel_scope.cancel()
+    finally:
+        leaving.cancel()
     shown = ClaimShown(
         tasks=[_given(task) for task in claimed.tasks],
         lease_ms=call.service.settings.worker_lease_ms,

@@ -11,6 +11,7 @@ Each claim raises the task's fencing token. A report under an older token change
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -27,8 +28,18 @@ MAX_LINE = 2_000
 """Characters; what is longer is cut."""
 
 CODE = r"^[a-z][a-z0-9-]{0,62}$(?!\n)"
+CAPABILITY = r"^([a-z][a-z0-9-]{0,62}|\*)$(?!\n)"
 VISIBLE = r"^[!-~]{1,63}$(?!\n)"
 """Visible ASCII: what a worker may be called. (The end of a line is not the end of a text.)"""
+
+
+ANY = "*"
+"""The capability of a worker that can work for every source."""
+
+
+def able(capabilities: Collection[str], capability: str) -> bool:
+    """Whether a worker with these may have a task of that one."""
+    return capability in capabilities or ANY in capabilities
 
 
 class Completed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -20,6 +20,7 @@ import anyio
 from anyio.abc import TaskGroup
 from uuid_utils.compat import uuid7
 
+from coordinator.core.task import able
 from coordinator.errors import Draining, NotFound, Supplanted
 from coordinator.store import claims, workers
 from coordinator.store.claims import Accepted, Beat, Claimed, Kept, NotYours, Report, Superseded, Unknown
@@ -49,7 +50,7 @@ class Poll:
     def suits(self, capability: str, pinned: str | None) -> bool:
         if self.full:
             return False
-        return self.name is None or (capability in self.capabilities and pinned in (None, self.name))
+        return self.name is None or (able(self.capabilities, capability) and pinned in (None, self.name))
 
     def is_gone(self) -> bool:
         return self.gone

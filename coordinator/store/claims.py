@@ -118,7 +118,8 @@ WITH room AS (
     SELECT least($6, $4 - count(*)) AS free FROM tasks WHERE tenant_id = $1 AND worker_id = $2 AND state = 'in_progress'
 ), found AS (
     SELECT t.id FROM tasks t
-    WHERE t.tenant_id = $1 AND t.state = 'waiting' AND t.capability = ANY ($3::text[]) AND (t.pinned IS NULL OR t.pinned = $5)
+    WHERE t.tenant_id = $1 AND t.state = 'waiting' AND (t.capability = ANY ($3::text[]) OR '*' = ANY ($3::text[]))
+      AND (t.pinned IS NULL OR t.pinned = $5)
       AND t.deadline_at > clock_timestamp()
       AND EXISTS (SELECT FROM decisions d WHERE d.tenant_id = $1 AND d.id = t.decision_id AND d.answer IS NULL)
     ORDER BY t.created_at, t.id LIMIT (SELECT greatest(free, 0) FROM room)

@@ -18,7 +18,7 @@ import msgspec
 
 from coordinator.core.evidence import Failed
 from coordinator.core.receipt import Receipt, receipt
-from coordinator.core.task import AtCapacity
+from coordinator.core.task import AtCapacity, able
 from coordinator.store import log
 from coordinator.store.database import Connection
 from coordinator.store.handback import task_receipt
@@ -180,7 +180,7 @@ async def _refusal(
     worker = await lock_named(connection, tenant, name, lease_ms=lease_ms)
     if worker is None:
         return Failed("worker-unknown", f"there is no worker {name}")
-    if task.capability not in worker.capabilities:
+    if not able(worker.capabilities, task.capability):
         return Failed("worker-incapable", f"worker {name} does not have the capability {task.capability}")
     if worker.offline or worker.drain_until is not None:
         why = "is offline" if worker.offline else "is draining and takes no new tasks"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from adapters.worker import WorkerSource
 from coordinator import Commit, Coordinator, Evidence, Outcome, Packet, Record, decision_type
+from coordinator.core.decision import DecisionType
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,24 +21,32 @@ class Findings(msgspec.Struct, frozen=True):
     summary: str
 
 
-findings = Evidence(
-    "findings",
-    WorkerSource("research", returns=Findings, sends=["topic"]),
-    deadline_ms=60_000,
-    attempts=1,
+def conclude(question: Question, packet: Packet, record: Record[Any]) -> Outcome:
+    return Commit({"topic": question.topic, "found": [item.value for item in packet.items]})
+
+
+def asking(
+    name: str, source: WorkerSource[Findings], deadline_ms: int = 60_000
+) -> DecisionType[Question, Any]:
+    return decision_type(
+        name,
+        request=Question,
+        policy=conclude,
+        policy_version="1",
+        evidence=[Evidence("findings", source, deadline_ms=deadline_ms, attempts=1)],
+        time_limit_ms=120_000,
+    )
+
+
+research = WorkerSource("research", returns=Findings, sends=["topic"])
+pinned = WorkerSource("research", returns=Findings, worker="{input.worker}")
+preferred = WorkerSource("research", returns=Findings, worker="{input.worker}", may_fall_back=True)
+coordinator = Coordinator(
+    [
+        asking("question", research),
+        asking("short-question", research, deadline_ms=700),
+        asking("pinned-question", pinned),
+        asking("preferred-question", preferred),
+        asking("forecast", WorkerSource("forecasting", returns=Findings)),
+    ]
 )
-
-
-def conclude(question: Question, packet: Packet, record: Record[Findings]) -> Outcome:
-    return Commit({"topic": question.topic, "summary": packet[findings].summary})
-
-
-question = decision_type(
-    "question",
-    request=Question,
-    policy=conclude,
-    policy_version="1",
-    evidence=[findings],
-    time_limit_ms=120_000,
-)
-coordinator = Coordinator([question])

@@ -1,0 +1,86 @@
+"""The worker's end of its pulse: starts the process, tells it what is held, and hears what is lost. One that dies is started again
+and told everything anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from coordinator.worker import pulse
+from coordinator.worker.pulse import News, Order, Start
+
+log = logging.getLogger(__name__)
+END_S = 3.0
+
+
+class Beside:
+    """``on_news`` is called in the event loop. `hold`, `say` and `drop` may be called from any thread."""
+
+    def __init__(self, url: str, key: str, on_news: Callable[[News], None]) -> None:
+        self._url = url
+        self._key = key
+        self._on_news = on_news
+        self._held: dict[str, Order] = {}
+        self._process: Process | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ending = False
+
+    async def run(self, lease_ms: int) -> None:
+        """Until cancelled; then the process ends."""
+        start = Start(url=self._url, key=self._key, parent=os.getpid(), lease_ms=lease_ms)
+        try:
+            while True:
+                await self._beat(start)
+                log.error("the process that sends heartbeats ended; it is started again")
+        finally:
+            self._ending = True
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), END_S)
+
+    async def _beat(self, start: Start) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", str(Path(pulse.__file__))),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._write(start)
+        for order in self._held.values():
+            self._write(order)
+        async for line in self._process.stdout:
+            self._on_news(msgspec.json.decode(line, type=News))
+        await self._process.wait()
+
+    def hold(self, task: str, token: int, group: int | None = None) -> None:
+        """Heartbeats for a task from now on; ``group`` is the process group that does it."""
+        order = Order(hold=task, token=token, group=group)
+        self._held[task] = order
+        self._order(order)
+
+    def say(self, task: str, lines: Sequence[str]) -> None:
+        if lines:
+            self._order(Order(say=task, lines=list(lines)))
+
+    def drop(self, task: str) -> None:
+        self._held.pop(task, None)
+        self._order(Order(drop=task))
+
+    def _order(self, order: Order) -> None:
+        with contextlib.suppress(RuntimeError):  # a thread that outlives the loop has nobody to tell
+            self._loop.call_soon_threadsafe(self._write, order)
+
+    def _write(self, message: Start | Order) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.write(msgspec.json.encode(message) + b"\n")
