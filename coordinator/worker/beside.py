@@ -19,6 +19,7 @@ from coordinator.worker.pulse import News, Order, Start
 
 log = logging.getLogger(__name__)
 END_S = 3.0
+FLUSH_S = 2.0
 
 
 class Beside:
@@ -31,7 +32,8 @@ class Beside:
         self._held: dict[str, Order] = {}
         self._process: Process | None = None
         self._loop = asyncio.get_running_loop()
-        self._ending = False
+        self._said: set[str] = set()
+        self._flushed: dict[str, asyncio.Event] = {}
 
     async def run(self, lease_ms: int) -> None:
         """Until cancelled; then the process ends."""
@@ -41,7 +43,6 @@ class Beside:
                 await self._beat(start)
                 log.error("the process that sends heartbeats ended; it is started again")
         finally:
-            self._ending = True
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
                 with contextlib.suppress(TimeoutError):
@@ -59,7 +60,11 @@ class Beside:
         for order in self._held.values():
             self._write(order)
         async for line in self._process.stdout:
-            self._on_news(msgspec.json.decode(line, type=News))
+            news = msgspec.json.decode(line, type=News)
+            for id in (news.flushed, news.lost):
+                if id is not None and id in self._flushed:
+                    self._flushed[id].set()
+            self._on_news(news)
         await self._process.wait()
 
     def hold(self, task: str, token: int, group: int | None = None) -> None:
@@ -70,10 +75,21 @@ class Beside:
 
     def say(self, task: str, lines: Sequence[str]) -> None:
         if lines:
+            self._said.add(task)
             self._order(Order(say=task, lines=list(lines)))
+
+    async def flush(self, task: str) -> None:
+        """Until what was said of a task has been sent, but not for long: a report must not overtake it."""
+        if task in self._held and task in self._said:
+            flushed = self._flushed[task] = asyncio.Event()
+            self._order(Order(flush=task))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(flushed.wait(), FLUSH_S)
+            del self._flushed[task]
 
     def drop(self, task: str) -> None:
         self._held.pop(task, None)
+        self._said.discard(task)
         self._order(Order(drop=task))
 
     def _order(self, order: Order) -> None:

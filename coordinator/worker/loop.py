@@ -161,7 +161,7 @@ class Loop:
                 raise
             await self._register()  # another database knows nothing of us
             return []
-        if claimed.draining:
+        if claimed.draining and not self._stopping.is_set():
             log.info("drained by the coordinator")
             self._stopping.set()
         return claimed.tasks
@@ -185,6 +185,7 @@ class Loop:
             if doing.deadline.cancelled_caught and doing.lost is None:
                 outcome = Failed("deadline-exceeded", "not done by its deadline")
             if outcome is not None:
+                await self._beside.flush(task.id)
                 await self._report(task, outcome)
         finally:
             task.cancelled.set()

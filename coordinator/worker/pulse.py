@@ -5,9 +5,9 @@ What it vouches for is that the worker's process lives and runs: it sends nothin
 container), and it ends when the worker does, at the end of its input. It then kills the process groups of the programs that the
 worker had started, which nobody else would. What bounds a worker that hangs all the same is each task's deadline.
 
-    in     {"url", "key", "parent", "lease_ms"} first; then {"hold", "token", "group"}, {"say", "lines"} and {"drop"}, each with a
-           task's id
-    out    {"kept", "remaining_ms", "draining"} and {"lost", "why"} for a task's id
+    in     {"url", "key", "parent", "lease_ms"} first; then {"hold", "token", "group"}, {"say", "lines"}, {"flush"} and {"drop"},
+           each with a task's id
+    out    {"kept", "remaining_ms", "draining"}, {"lost", "why"} and {"flushed"}, with a task's id
 
 Standard library and msgspec alone, and no event loop: it has little to start, and nothing in it waits for anything but its input,
 the clock and one answer at a time.
@@ -45,24 +45,26 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of ``hold``, ``say`` and ``drop`` is a task's id."""
+    """One of ``hold``, ``say``, ``flush`` and ``drop`` is a task's id. ``flush`` asks to be told when all was sent."""
 
     hold: str | None = None
     token: int = 0
     group: int | None = None
     say: str | None = None
     lines: list[str] = []
+    flush: str | None = None
     drop: str | None = None
 
 
 class News(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of ``kept`` and ``lost`` is a task's id."""
+    """One of ``kept``, ``lost`` and ``flushed`` is a task's id."""
 
     kept: str | None = None
     remaining_ms: int = 0
     draining: bool = False
     lost: str | None = None
     why: str = ""
+    flushed: str | None = None
 
 
 class Held:
@@ -72,6 +74,7 @@ class Held:
         self.token = token
         self.due = due
         self.group: int | None = None
+        self.flush = False
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
 
 
@@ -157,6 +160,9 @@ class Pulse:
         elif order.say is not None and order.say in self._held:
             self._held[order.say].lines += order.lines
             self._held[order.say].due = time.monotonic()
+        elif order.flush is not None and order.flush in self._held:
+            self._held[order.flush].flush = True
+            self._flush(order.flush)
         elif order.drop is not None:
             self._held.pop(order.drop, None)
 
@@ -175,11 +181,18 @@ class Pulse:
                 held.lines.popleft()
             held.due = time.monotonic() + (0.0 if held.lines else self._every_s)
             _tell(News(kept=id, remaining_ms=answer["remaining_ms"], draining=answer["draining"]))
+            self._flush(id)
         elif status in (404, 409):
             del self._held[id]
             _tell(News(lost=id, why=str(answer.get("detail", status))))
         else:
             held.due = time.monotonic() + self._again_s
+
+    def _flush(self, id: str) -> None:
+        held = self._held[id]
+        if held.flush and not held.lines:
+            held.flush = False
+            _tell(News(flushed=id))
 
     def _kill_groups(self) -> None:
         """Of programs that the worker has left behind."""

@@ -44,7 +44,7 @@ preferred = WorkerSource("research", returns=Findings, worker="{input.worker}", 
 coordinator = Coordinator(
     [
         asking("question", research),
-        asking("short-question", research, deadline_ms=700),
+        asking("short-question", research, deadline_ms=1_500),
         asking("pinned-question", pinned),
         asking("preferred-question", preferred),
         asking("forecast", WorkerSource("forecasting", returns=Findings)),
