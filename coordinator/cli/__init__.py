@@ -23,7 +23,6 @@ COMMANDS = {
     "operations": ("operations:operations", "What was sent; resolve, retry, compensate, reconcile."),
     "pools": ("pools:pools", "Providers, slots and rates; --watch."),
     "queues": ("queues:queues", "What waits and runs, by class; --watch."),
-    "pools": ("pools:pools", "Providers and how busy we are with each."),
     "worker": ("worker:worker", "Run a program for each task of a remote worker."),
     "workers": ("worker:workers", "Remote workers and how busy they are."),
     "receipts": ("operations:receipts", "Receipts in the order of the log."),
