@@ -256,8 +256,6 @@ CREATE TABLE tasks (
     heartbeat_at      timestamptz,         -- when its worker was last heard of because of it
     ended_at          timestamptz,
     answer            json,                -- what the worker found, or why it could not
-    progress          text[] NOT NULL DEFAULT '{}',      -- what its worker said to another process than the one that waits for it
-    said              int NOT NULL DEFAULT 0,            -- how many lines that are
     late_tokens       bigint[] NOT NULL DEFAULT '{}',    -- superseded holders that have answered: each is kept once
     PRIMARY KEY (tenant_id, id),
     FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions,

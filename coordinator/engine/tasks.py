@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,9 +27,6 @@ from coordinator.store import tasks as store
 from coordinator.store.database import Connection, Database
 from coordinator.store.group_commit import GroupCommit
 
-MAX_LINES = 1_000
-"""Lines of progress of one task that wait to be streamed; the oldest give way."""
-Emit = Callable[[object], Awaitable[None]]
 Offer = Callable[[UUID, str, str | None], None]
 """Tells whoever polls here: a task of this tenant and capability waits, perhaps for one worker alone."""
 
@@ -41,17 +36,12 @@ NEVER_BEGUN = frozenset(
 """Failures of a task that was not even stored: no worker had it, nothing was spent."""
 
 
+@dataclass(frozen=True, slots=True)
 class Awaited:
-    """A task that somebody here waits for. ``heard`` counts the lines of progress that came through the database."""
+    """A task that somebody here waits for."""
 
-    __slots__ = ("ended", "heard", "lines", "news", "tenant")
-
-    def __init__(self, tenant: UUID) -> None:
-        self.tenant = tenant
-        self.heard = 0
-        self.lines: deque[str] = deque(maxlen=MAX_LINES)
-        self.ended: store.Ended | None = None
-        self.news = asyncio.Event()
+    tenant: UUID
+    end: asyncio.Future[store.Ended]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +93,7 @@ class Tasks:
                 if id != task.id:
                     request.on_cancel(partial(self.give_up, asker.tenant, id))
                 self._offer(asker.tenant, source.capability, pinned)
-                ended = await self._end_of(asker.tenant, id, request.emit)
+                ended = await self._end_of(asker.tenant, id)
                 telemetry.TASKS.labels(source.name, ended.state).inc()
                 return answer_of(ended.state, ended.answer, older_ms)
             case Failed():
@@ -128,17 +118,12 @@ class Tasks:
             max_attempts=self._settings.task_attempts,
         )
 
-    async def _end_of(self, tenant: UUID, id: UUID, emit: Emit) -> store.Ended:
-        """Until it ends; what its worker says meanwhile is streamed as parts of the reading."""
-        awaited = self.awaited[id] = Awaited(tenant)
+    async def _end_of(self, tenant: UUID, id: UUID) -> store.Ended:
+        awaited = Awaited(tenant, asyncio.get_running_loop().create_future())
+        self.awaited[id] = awaited
         self._wake()
         try:
-            while awaited.ended is None or awaited.lines:
-                await awaited.news.wait()
-                awaited.news.clear()
-                while awaited.lines:
-                    await _emit_quietly(emit, awaited.lines.popleft())
-            return awaited.ended
+            return await awaited.end
         finally:
             del self.awaited[id]
 
@@ -146,34 +131,9 @@ class Tasks:
         """Nobody waits for the task any more; does nothing to one that has ended."""
         await self._asking.submit(tenant, store.GiveUp(id))
 
-    def deliver(self, ended: store.Ended) -> None:
-        """How a task ended that may be waited for here."""
-        if (awaited := self.awaited.get(ended.id)) is not None:
-            awaited.ended = ended
-            awaited.news.set()
-
-    def hear(self, id: UUID, lines: Sequence[str]) -> bool:
-        """What a worker says of a task; False if nobody here waits for it."""
-        if (awaited := self.awaited.get(id)) is None:
-            return False
-        awaited.lines += lines
-        awaited.news.set()
-        return True
-
-    def listening(self) -> list[store.Listening]:
-        return [store.Listening(awaited.tenant, id, awaited.heard) for id, awaited in self.awaited.items()]
-
-    def learn(self, news: Iterable[store.News]) -> None:
-        """What was found in the database."""
-        for each in news:
-            if (awaited := self.awaited.get(each.id)) is not None:
-                awaited.heard = each.said
-                self.hear(each.id, each.lines)
-                if each.ended is not None:
-                    self.deliver(each.ended)
-
-
-async def _emit_quietly(emit: Emit, line: str) -> None:
-    """Whoever says more than a decision may hold is not listened to any more; the reading goes on."""
-    with suppress(ValueError):
-        await emit({"progress": line})
+    def deliver(self, ended: Iterable[store.Ended]) -> None:
+        """How tasks ended, some of which may be waited for here."""
+        for task in ended:
+            awaited = self.awaited.get(task.id)
+            if awaited is not None and not awaited.end.done():
+                awaited.end.set_result(task)

@@ -3,7 +3,7 @@
 While a poll or a reading waits here, every `worker_poll_ms` (with jitter, so that processes do not look in step), in one
 transaction that sees of all tenants only this much:
 
-    tasks awaited here that have news       -> their ends and their lines of progress are fetched and delivered
+    tasks awaited here that have ended      -> their answers are fetched and delivered
     tenants with tasks whose lease ran out  -> handed back: waiting again, failed after the last attempt, or expired
     tasks that wait for a worker            -> offered to as many polls as there are tasks
 
@@ -25,7 +25,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from coordinator.engine.tasks import Tasks
-from coordinator.engine.workers import Workers
+from coordinator.engine.workers import Progress, Workers
 from coordinator.errors import CommitUnknown, Overloaded
 from coordinator.store import handback, tasks, workers
 from coordinator.store.database import Database
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 class Remote:
     """Everything of a process that has to do with remote workers; `watch` runs as long as the service does."""
 
-    def __init__(self, database: Database, group: TaskGroup) -> None:
+    def __init__(self, database: Database, group: TaskGroup, progress: Progress) -> None:
         self._database = database
         self._settings = database.settings
         self._needed = asyncio.Event()
         self._touched = time.monotonic()
         self.tasks = Tasks(database, group, self._offer, self._needed.set)
-        self.workers = Workers(database, group, self._needed.set, self.tasks.deliver, self.tasks.hear)
+        self.workers = Workers(database, group, self._needed.set, self.tasks.deliver, progress)
 
     def _offer(self, tenant: UUID, capability: str, pinned: str | None) -> None:
         self.workers.polls.offer(tenant, capability, pinned)
@@ -62,14 +62,14 @@ class Remote:
 
     async def _look(self) -> None:
         await self._touch()
-        listening = self.tasks.listening()
+        awaited = [(task.tenant, id) for id, task in self.tasks.awaited.items()]
         async with self._database.dispatch_view() as connection:
-            news = await tasks.news_of_all(connection, listening) if listening else set()
+            ended = await tasks.ended_of_all(connection, awaited) if awaited else []
             lost = await handback.tenants_with_lost(connection)
             waiting = await handback.open_tasks(connection) if self.workers.polls else ()
         for tenant in lost:
-            news |= await self._hand_back(tenant)
-        await self._learn([each for each in listening if each.id in news])
+            ended += await self._hand_back(tenant)
+        await self._fetch(ended)
         for group in waiting:
             self.workers.polls.offer(group.tenant, group.capability, group.pinned, group.count)
 
@@ -81,15 +81,18 @@ class Remote:
             ids = sorted({poll.worker for poll in polls if not poll.gone})
             await self._database.run(tenant, partial(workers.touch, tenant=tenant, ids=ids))
 
-    async def _hand_back(self, tenant: UUID) -> set[UUID]:
+    async def _hand_back(self, tenant: UUID) -> list[tuple[UUID, UUID]]:
+        """Those that have ended by it, as (tenant, id)."""
         handed_back = await self._database.run(tenant, partial(handback.hand_back_lost, tenant=tenant))
         self.workers.offer_again(tenant, handed_back)
-        return {task.id for task in handed_back if task.state != "waiting"}
+        return [(tenant, task.id) for task in handed_back if task.state != "waiting"]
 
-    async def _learn(self, listening: Sequence[tasks.Listening]) -> None:
-        by_tenant: dict[UUID, list[tasks.Listening]] = defaultdict(list)
-        for each in listening:
-            by_tenant[each.tenant].append(each)
-        for tenant, of_tenant in by_tenant.items():
+    async def _fetch(self, ended: Sequence[tuple[UUID, UUID]]) -> None:
+        """The answers of those that are waited for here."""
+        by_tenant: dict[UUID, list[UUID]] = defaultdict(list)
+        for tenant, id in ended:
+            if id in self.tasks.awaited:
+                by_tenant[tenant].append(id)
+        for tenant, ids in by_tenant.items():
             async with self._database.transaction(tenant) as connection:
-                self.tasks.learn(await tasks.fetch(connection, tenant, of_tenant))
+                self.tasks.deliver(await tasks.fetch(connection, tenant, ids))

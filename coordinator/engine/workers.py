@@ -30,8 +30,6 @@ from coordinator.store.handback import HandedBack
 from coordinator.store.tasks import Ended
 from coordinator.store.workers import Registration, WorkerRow
 
-MAX_SAID = 500
-"""Lines of progress of one task that are stored for another process; what comes after is not."""
 FULL_PAUSE_S = 1.0
 """How soon a poll of a worker that has all it may have tries again; it is offered nothing meanwhile."""
 
@@ -102,22 +100,26 @@ class Polls:
                     poll.offered.set()
 
 
+Progress = Callable[[UUID, UUID, str, Sequence[str]], None]
+"""(tenant, decision, evidence, lines): what a worker says while it works."""
+
+
 class Workers:
-    """``deliver`` takes the end of a task that is reported here to whoever waits for it here, ``hear`` what its worker says
-    meanwhile: False if nobody here does."""
+    """``deliver`` takes the ends of tasks that are reported here to whoever waits for them here, ``progress`` what their workers
+    say meanwhile to whoever follows."""
 
     def __init__(
         self,
         database: Database,
         group: TaskGroup,
         wake: Callable[[], None],
-        deliver: Callable[[Ended], None],
-        hear: Callable[[UUID, Sequence[str]], bool],
+        deliver: Callable[[Sequence[Ended]], None],
+        progress: Progress,
     ) -> None:
         self._database = database
         self._settings = database.settings
         self._deliver = deliver
-        self._hear = hear
+        self._progress = progress
         self._stopping = False
         self.polls = Polls(wake)
         limits = {"max_batch": self._settings.max_batch, "bound": self._settings.max_waiting_commits}
@@ -199,15 +201,14 @@ class Workers:
     ) -> Kept | Superseded | Unknown:
         """Prolongs the lease; ``lines`` of progress count only from whoever holds the task."""
         result = await self._beats.submit(tenant, Beat(task, token))
-        if isinstance(result, Kept) and lines and not self._hear(task, lines):
-            say = partial(claims.say, tenant=tenant, beat=Beat(task, token), lines=lines, most=MAX_SAID)
-            await self._database.run(tenant, say)
+        if isinstance(result, Kept) and lines:
+            self._progress(tenant, result.decision_id, result.evidence, lines)
         return result
 
     async def end(self, tenant: UUID, report: Report) -> Accepted | Superseded | Unknown:
         result = await self._reports.submit(tenant, report)
         if isinstance(result, Accepted) and result.first:
-            self._deliver(Ended(id=report.task, state=report.state, answer=report.encoded))
+            self._deliver([Ended(id=report.task, state=report.state, answer=report.encoded)])
         return result
 
     async def drain(self, tenant: UUID, id: UUID, *, limit_ms: int | None) -> WorkerRow:

@@ -145,11 +145,6 @@ RETURNING t.id, t.fencing_token, t.decision_id, t.evidence, t.lease_expires_at, 
           (extract(epoch FROM t.deadline_at - clock_timestamp()) * 1000)::bigint AS remaining_ms
 """
 
-SAY = """
-UPDATE tasks SET progress = progress || $4::text[], said = said + cardinality($4::text[])
-WHERE tenant_id = $1 AND id = $2 AND fencing_token = $3 AND state = 'in_progress' AND said < $5
-"""
-
 END = """
 UPDATE tasks t
 SET state = e.state, answer = e.answer, lease_expires_at = NULL, ended_at = clock_timestamp()
@@ -215,11 +210,6 @@ def _kept(row: asyncpg.Record) -> Kept:
 
 def _superseded(row: asyncpg.Record | None) -> Superseded | Unknown:
     return Unknown() if row is None else Superseded(state=str(row["state"]), late=False)
-
-
-async def say(connection: Connection, tenant: UUID, beat: Beat, lines: Sequence[str], *, most: int) -> None:
-    """Lines of progress for a process that waits for the task, not more than ``most`` or so."""
-    await connection.execute(SAY, tenant, beat.task, beat.token, list(lines), most)
 
 
 async def end(

@@ -3,7 +3,7 @@
     ask      a task becomes durable, waiting for a worker; or a pinned worker is at capacity, and nothing is stored
     adopt    whoever took a decision over goes on with the task that its last holder asked for, if the request is the same
     give up  nobody waits any more: waiting and in progress end as cancelled, or as expired past the deadline
-    fetch    what became of tasks, and what their workers say meanwhile
+    fetch    what became of tasks that have ended
 
 Asking and giving up go through one queue of a process, so that giving up never overtakes the asking. A pinned task is counted
 under its worker's row lock, like a claim.
@@ -64,23 +64,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     older_ms: int = 0
 
 
-class Listening(msgspec.Struct, frozen=True):
-    """A task that somebody waits for, and how many of its stored lines of progress have been heard."""
-
-    tenant: UUID
-    id: UUID
-    heard: int
-
-
-class News(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of progress that were not heard yet, how many there are by now, and how the task ended, if it did."""
-
-    id: UUID
-    lines: list[str]
-    said: int
-    ended: Ended | None
-
-
 Asked = Waiting | Ended | Failed | None
 """None in answer to `GiveUp`."""
 
@@ -120,15 +103,11 @@ WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND state IN ('waiting', 'in_prog
 RETURNING id, decision_id, evidence, state, fencing_token
 """
 
-FETCH = """
-SELECT t.id, t.state, t.answer, t.ended_at IS NOT NULL AS ended, t.progress[u.heard + 1:] AS lines, t.said
-FROM unnest($2::uuid[], $3::int[]) AS u (id, heard) JOIN tasks t USING (id) WHERE t.tenant_id = $1
-"""
+FETCH = "SELECT id, state, answer FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND ended_at IS NOT NULL"
 
-NEWS_OF_ALL = """
-SELECT t.tenant_id AS tenant, t.id FROM unnest($1::uuid[], $2::uuid[], $3::int[]) AS u (tenant_id, id, heard)
-JOIN tasks t USING (tenant_id, id)
-WHERE t.state NOT IN ('waiting', 'in_progress') OR t.said > u.heard
+ENDED_OF_ALL = """
+SELECT t.tenant_id, t.id FROM unnest($1::uuid[], $2::uuid[]) AS u (tenant_id, id) JOIN tasks t USING (tenant_id, id)
+WHERE t.state NOT IN ('waiting', 'in_progress')
 """
 
 
@@ -220,26 +199,15 @@ async def give_up(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> 
     return [task_receipt(row, f"task.{row['state']}") for row in rows]
 
 
-async def fetch(connection: Connection, tenant: UUID, listening: Sequence[Listening]) -> list[News]:
-    """What there is to hear of these tasks."""
-    ids, heard = [each.id for each in listening], [each.heard for each in listening]
-    news = []
-    for row in await connection.fetch(FETCH, tenant, ids, heard):
-        ended = Ended(id=row["id"], state=row["state"], answer=row["answer"]) if row["ended"] else None
-        news.append(News(id=row["id"], lines=row["lines"], said=row["said"], ended=ended))
-    return news
+async def fetch(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> list[Ended]:
+    """Those of the tasks that have ended."""
+    return [Ended(**row) for row in await connection.fetch(FETCH, tenant, ids)]
 
 
-async def news_of_all(connection: Connection, listening: Sequence[Listening]) -> set[UUID]:
-    """Those of the tasks that have ended, or whose workers have said something. Runs in the dispatch view, not in a tenant's
-    transaction."""
-    rows = await connection.fetch(
-        NEWS_OF_ALL,
-        [each.tenant for each in listening],
-        [each.id for each in listening],
-        [each.heard for each in listening],
-    )
-    return {row["id"] for row in rows}
+async def ended_of_all(connection: Connection, tasks: Sequence[tuple[UUID, UUID]]) -> list[tuple[UUID, UUID]]:
+    """Those of the tasks, given as (tenant, id), that have ended. Runs in the dispatch view, not in a tenant's transaction."""
+    rows = await connection.fetch(ENDED_OF_ALL, [tenant for tenant, _ in tasks], [id for _, id in tasks])
+    return [(row["tenant_id"], row["id"]) for row in rows]
 
 
 def _asked(task: NewTask) -> Receipt:

@@ -82,7 +82,7 @@ def test_a_program_gets_the_request_says_what_it_does_and_gives_the_result(
     assert service.key not in (tmp_path / "env").read_text(), "the key is the worker's own"
 
 
-def test_lines_on_stderr_are_parts_of_the_decisions_events(service: Service, tmp_path: Path) -> None:
+def test_lines_on_stderr_reach_those_who_follow_the_decision(service: Service, tmp_path: Path) -> None:
     question = service.ask()
     (decision,) = eventually_now(lambda: service.client.get("/v1/decisions?status=running").json["items"])
     with ThreadPoolExecutor() as pool, Running(service, f"echo one >&2; echo two >&2; {ANSWER}", tmp_path):
@@ -94,9 +94,8 @@ def test_lines_on_stderr_are_parts_of_the_decisions_events(service: Service, tmp
 def progress(service: Service, decision: str) -> list[str]:
     """What a decision's workers say, followed to its end."""
     text = service.client.get(f"/v1/decisions/{decision}/events").body.decode()
-    data = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:")]
-    parts = [part["value"] for part in map(json.loads, data) if isinstance(part, dict) and "part" in part]
-    return [part["progress"] for part in parts]
+    data = [json.loads(line.removeprefix("data:")) for line in text.splitlines() if line.startswith("data:")]
+    return [line for event in data if isinstance(event, dict) for line in event.get("lines", ())]
 
 
 @pytest.mark.parametrize(
