@@ -424,6 +424,30 @@ CREATE TABLE bills (
     FOREIGN KEY (tenant_id, reservation_id) REFERENCES reservations
 );
 
+-- Named locks ----------------------------------------------------------------------------------------------------------------
+-- One row per name that was ever wanted: its token must never fall, so the row stays. It is held while decision_id is set and that
+-- decision runs; one that runs again has its locks still, unless others took them meanwhile. expires_at is past every legitimate
+-- run's end.
+-- wanted_by: who has been waiting in another process since wanted_since; it goes stale at wanted_until unless it asks again.
+-- Names compare by code point, here as in Python: that is the global order in which they are taken.
+CREATE TABLE locks (
+    tenant_id       uuid NOT NULL,
+    name            text COLLATE "C" NOT NULL CHECK (length(name) BETWEEN 1 AND 255),
+    fencing_token   bigint NOT NULL DEFAULT 0,
+    decision_id     uuid,
+    decision_token  bigint,
+    taken_at        timestamptz,
+    expires_at      timestamptz,
+    wanted_by       uuid,
+    wanted_since    timestamptz,
+    wanted_until    timestamptz,
+    PRIMARY KEY (tenant_id, name),
+    FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions,
+    CHECK (num_nulls(decision_id, decision_token, taken_at, expires_at) IN (0, 4)),
+    CHECK (num_nulls(wanted_by, wanted_since, wanted_until) IN (0, 3))
+);
+CREATE INDEX locks_held ON locks (tenant_id, name) WHERE decision_id IS NOT NULL;
+
 -- Receipts -------------------------------------------------------------------------------------------------------------------
 -- One per state change, appended in the change's own transaction. The log's row hands out contiguous indices: it is locked last,
 -- so the order of indices is the order of commits.
@@ -494,6 +518,7 @@ BEGIN
         'queues',
         'processes',
         'operations',
+        'locks',
         'provider_events',
         'retry_minutes',
         'workers',
@@ -531,6 +556,7 @@ GRANT SELECT, INSERT, UPDATE ON pools TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pool_shares TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON budgets, budget_periods, reservations TO coordinator_app;
 GRANT SELECT, INSERT ON draws, overages, bills TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON locks TO coordinator_app;
 GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
 GRANT SELECT, INSERT ON decision_events, decision_follows TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON decision_notes TO coordinator_app;

@@ -91,6 +91,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How often a process asks whether what it runs is followed from another one, and writes down what those wait for."""
     max_parts: int = 10_000
     """Parts that one reading may stream."""
+    lock_margin_ms: int = 30_000
+    """How long past its decision's time limit a named lock is kept for it, if nobody ends that decision."""
+    lock_poll_ms: int = 100
+    """How often a decision asks again for a named lock that another process holds; jittered."""
+    max_lock_waiters: int = 256
+    """Decisions of one process that may wait for a named lock without a slot; what exceeds it keeps its slot."""
+    lock_patience_ms: int = 500
+    """How long a process may hand a named lock on among its own decisions while another process waits for it."""
     drain_s: int = 20
     """How long a stopping process waits for what is running."""
     key_cache_s: int = 5

@@ -30,6 +30,8 @@ Lost = Callable[[str], Exception]
 POINTS: dict[str, Lost | None] = {
     "admit.before": CommitUnknown,  # the decision is written, COMMIT is not sent
     "admit.after": CommitUnknown,  # the decision is durable
+    "lock.before": CommitUnknown,  # its named locks are taken, COMMIT is not sent
+    "lock.after": CommitUnknown,  # its named locks are taken; nothing was read
     "gather.after": None,  # the packet is frozen
     "decide.after": None,  # the policy has concluded
     "fence.after": None,  # the decisive fields are confirmed

@@ -2,6 +2,7 @@
 
     span                   around                                            attributes
     coordinator.admit      making the decision durable                       decision.id, decision.type
+    coordinator.lock       waiting for its named locks, and taking them      lock.count
     coordinator.gather     reading evidence, one round                       evidence.count
     coordinator.read       one source                                        evidence.name, evidence.state
     coordinator.decide     the policy                                        outcome.kind
@@ -37,6 +38,9 @@
     coordinator_pool_oldest_wait_seconds          gauge      provider
     coordinator_pool_rate_waits_total             counter    provider
     coordinator_reservations_reconciled_total     counter    became
+    coordinator_locks_waiting                     gauge      type
+    coordinator_lock_wait_seconds                 histogram  type
+    coordinator_locks_lost_total                  counter    type
 
 No label carries anything of a tenant: names of types, sources, providers and effects are the deployer's own, fixed when the module loads.
 
@@ -61,7 +65,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import Counter, Gauge, Histogram
 
 SPANS = tuple(
-    f"coordinator.{stage}" for stage in ("admit", "gather", "read", "decide", "fence", "commit", "dispatch")
+    f"coordinator.{stage}"
+    for stage in ("admit", "lock", "gather", "read", "decide", "fence", "commit", "dispatch")
 )
 
 
@@ -173,6 +178,20 @@ POOL_OLDEST_WAIT = Labelled(
 )
 POOL_RATE_WAITS = Labelled(
     Counter("coordinator_pool_rate_waits_total", "Calls that had to wait for the rate", ["provider"])
+)
+LOCKS_WAITING = Labelled(
+    Gauge(
+        "coordinator_locks_waiting",
+        "Decisions that wait for a named lock",
+        ["type"],
+        multiprocess_mode="livesum",
+    )
+)
+LOCK_WAIT_SECONDS = Labelled(
+    Histogram("coordinator_lock_wait_seconds", "Until a decision had all its named locks", ["type"])
+)
+LOCKS_LOST = Labelled(
+    Counter("coordinator_locks_lost_total", "Commits refused because a named lock was another's", ["type"])
 )
 
 RECONCILED = Labelled(

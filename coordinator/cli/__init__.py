@@ -25,6 +25,7 @@ COMMANDS = {
     "queues": ("queues:queues", "What waits and runs, by class; --watch."),
     "worker": ("worker:worker", "Run a program for each task of a remote worker."),
     "workers": ("worker:workers", "Remote workers and how busy they are."),
+    "locks": ("locks:locks", "Named locks, and the decisions that hold them."),
     "receipts": ("operations:receipts", "Receipts in the order of the log."),
     "replay": ("replay:replay", "Run a stored decision's policy again."),
     "drill": ("drill:drill", "The conflict and crash suite."),

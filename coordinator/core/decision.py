@@ -17,6 +17,7 @@ import msgspec
 from coordinator.core.budget import Need, OnExhausted
 from coordinator.core.effect import Sink, reserves_of
 from coordinator.core.evidence import MAX_UNITS, Addressed, Evidence, is_struct
+from coordinator.core.lock_names import LockNames
 from coordinator.core.outcome import Outcome
 from coordinator.core.packet import Packet
 from coordinator.core.pool import Pool
@@ -74,6 +75,7 @@ class DecisionType(Generic[R, D]):
         where: str,
         on_exhausted: OnExhausted,
         budget_wait_ms: int,
+        locks: LockNames,
     ) -> None:
         self.name = name
         self.request = request
@@ -87,6 +89,7 @@ class DecisionType(Generic[R, D]):
         self.review_within = review_within
         self.cost = cost
         self.where = where
+        self.locks = locks
         self.on_exhausted = on_exhausted
         self.budget_wait_ms = budget_wait_ms
         self.needs = _needs(evidence, sinks)
@@ -124,6 +127,7 @@ def decision_type(
     cost: float = 1.0,
     on_exhausted: OnExhausted = "refuse",
     budget_wait_ms: int = 5_000,
+    locks: Sequence[str] = (),
 ) -> DecisionType[R, Any]:
     """Declare a decision type.
 
@@ -131,6 +135,8 @@ def decision_type(
     ``time_limit_ms`` bounds the whole decision, ``max_rounds`` how often the policy may run before the decision ends as
     `conflicted` or `in_review`. A review that nobody has ended ``review_within`` that time ends as `expired`. ``cost`` is how much
     one of these counts when tenants of a class take turns: one that costs 10 is weighed as ten others.
+    ``locks`` name what only one decision may work on at a time, such as ``region/{input.region}``: for what no record's version can
+    tell apart (see `coordinator.core.lock_names`).
 
     ``on_exhausted`` is what happens where a budget has no room for what its evidence and effects reserve: ``refuse`` with nothing
     stored; ``wait`` up to ``budget_wait_ms`` for money to come back; ``reduce`` to what is required, leaving optional paid evidence
@@ -166,6 +172,7 @@ def decision_type(
     ordered = _in_dependency_order(evidence, request, wrong)
     sinks = _by_name(effects, wrong)
     _check_reserves(_needs(ordered, sinks), on_exhausted, budget_wait_ms, wrong)
+    names = LockNames(locks, request, has_record=record is not None, where=where)
     return DecisionType(
         name,
         request,
@@ -181,6 +188,7 @@ def decision_type(
         where,
         on_exhausted,
         budget_wait_ms,
+        names,
     )
 
 

@@ -20,6 +20,7 @@ from coordinator import telemetry
 from coordinator.core.budget import Short
 from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import Coordinator, DecisionType
+from coordinator.core.lock_names import Unnamed
 from coordinator.core.money import Money, total
 from coordinator.core.pointer import located
 from coordinator.core.request import DecisionRequest, decode_request, fingerprint
@@ -66,11 +67,18 @@ def check_request(
         )
     _check_ceiling(declared, request.ceiling)
     try:
-        return declared, msgspec.convert(request.input, declared.request)
+        input = msgspec.convert(request.input, declared.request)
+        if declared.locks:
+            declared.locks.of(input, request.record)
+        return declared, input
     except msgspec.ValidationError as error:
         pointer, what = located(str(error))
         raise MalformedRequest(
             f"the input does not fit {request.type}: {what}", [("/input" + pointer, what)]
+        ) from None
+    except Unnamed as error:
+        raise MalformedRequest(
+            f"{request.type} cannot tell which lock this needs: {error.what}", [(error.pointer, error.what)]
         ) from None
 
 
@@ -264,6 +272,7 @@ def run_of(
         ends_at=time.monotonic() + claimed.remaining_ms / 1000,
         requested_by=claimed.requested_by,
         record=claimed.record,
+        begun_before=claimed.requeues > 0,
     )
     run.stages.append(run.stage_now("queue", claimed.waited_ms))
     return run

@@ -1,6 +1,7 @@
 """Approve: the fence again, then what the reviewer was shown is committed; or the review goes on with what is there now.
 
     reserve   what reading again and the effects may cost; there is no money for it                                   -> stays as it is
+    lock      the named locks of its type, which the review did not keep
     confirm   MaxAge evidence that is too old by now, and everything decisive, is read again     all as it was shown   -> commit
               something could not be read, or not in time                                         nobody knows          -> stays as it is
     renew     what moved is taken as it is now, and the policy runs again over the fresh packet
@@ -40,13 +41,23 @@ from coordinator.engine.decide import Decided
 from coordinator.engine.fence import Fenced, fence, read_set, still_fresh
 from coordinator.engine.gather import Readings, at_once, freeze, gather, missing
 from coordinator.engine.items import record_reading
+from coordinator.engine.locks import take
 from coordinator.engine.path import OutOfTime, check_time, conclude
 from coordinator.engine.read import read
 from coordinator.engine.reserve import reserve_again
 from coordinator.engine.reviewing import Kept
 from coordinator.engine.run import Engine, Reading, Run
 from coordinator.failpoints import failpoint
-from coordinator.store.commit import Committed, Moved, NewOperation, NotAllowed, OutOfDate, Result, Superseded
+from coordinator.store.commit import (
+    Committed,
+    LockLost,
+    Moved,
+    NewOperation,
+    NotAllowed,
+    OutOfDate,
+    Result,
+    Superseded,
+)
 from coordinator.store.records import Locked
 
 log = logging.getLogger(__name__)
@@ -95,6 +106,11 @@ def shown(run: Run, kept: Kept, view: DecisionView, older_ms: int, began: float)
 
 async def approve(engine: Engine, run: Run, was: Shown) -> Committed | Superseded:
     """Carry out an approval that this process has claimed. Whatever happens, the claim is over afterwards."""
+    with engine.lines.places_of(run.tenant) as run.places:
+        return await _in_time(engine, run, was)
+
+
+async def _in_time(engine: Engine, run: Run, was: Shown) -> Committed | Superseded:
     unread = Check(evidence="time-limit", field="", then=run.type.time_limit_ms, now=None, held=False)
     try:
         with anyio.move_on_after(run.ends_at - time.monotonic()), suppress(OutOfTime):
@@ -112,6 +128,8 @@ async def _approve(engine: Engine, run: Run, was: Shown) -> Committed | Supersed
         names = {name for name, declared in run.type.evidence.items() if not declared.on_demand}
         return await _renew(engine, run, was, Confirmation(changed, stale=names), {})
     for _ in range(FENCES):
+        if run.lock_names and not await take(engine, run):
+            return Superseded()
         readings = {**was.readings}
         found = await _confirm(engine, run, was, readings)
         await failpoint("fence.after")
@@ -126,7 +144,7 @@ async def _approve(engine: Engine, run: Run, was: Shown) -> Committed | Supersed
                 return await _refused(engine, run, was, reason)
             case Moved():
                 return await _renew(engine, run, was, _under_lock(engine, run, readings, result), readings)
-            case OutOfDate():
+            case OutOfDate() | LockLost():
                 continue
     late = Check(evidence="the confirmation", field="age_ms", then=None, now=None, held=False)
     return await _stays(engine, run, was, [late])

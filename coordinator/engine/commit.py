@@ -173,6 +173,8 @@ def _proposal(engine: Engine, run: Run, rest: Rest) -> Proposal:
         spending=spending_of(run, operations),
         unreserved=unreserved_of(engine, run),
         own_receipts=1 + len(approvals(run, rest.decided.status)),
+        locks=run.lock_names,
+        under=run.locks if rest.decided.status == "committed" else {},
     )
 
 

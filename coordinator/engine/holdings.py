@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from uuid import UUID
 
@@ -180,11 +182,21 @@ class Holdings:
         with anyio.move_on_after(self.settings.max_run_ms / 1000) as ceiling:
             if slot is not None and slot.turn is not None:
                 await self._until_its_turn(run, slot, slot.turn)
+            if slot is not None and (slot.turn is None or slot.turn.done()):
+                run.lend_slot = partial(self._lent, slot, ceiling)
             result = await self._to_rest(run, rest)
         if ceiling.cancelled_caught:
             log.warning("decision %s held its slot for too long; it is queued again", run.id)
             await self._requeue(run.tenant, [run.id], "ran-too-long")
         return result
+
+    @asynccontextmanager
+    async def _lent(self, slot: Slot, ceiling: anyio.CancelScope) -> AsyncIterator[None]:
+        """The ceiling of a run counts from when it has its slot again."""
+        ceiling.deadline = math.inf
+        async with self.schedule.lent(slot):
+            yield
+        ceiling.deadline = anyio.current_time() + self.settings.max_run_ms / 1000
 
     async def _until_its_turn(self, run: Run, slot: Slot, turn: asyncio.Future[None]) -> None:
         """Or until it is cancelled or its time is over, which the path then finds. The future is not ours to cancel."""

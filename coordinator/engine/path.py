@@ -1,11 +1,13 @@
 """The path of one admitted decision: gather -> decide -> fence -> commit, round again if something moved, at most `max_rounds`.
 
+    lock      its named locks, if its type has some      the decision is another's          -> held by that one
     gather    evidence, concurrently                     required evidence missing          -> unresolved
     decide    the policy over the frozen packet          Decline / Review                   -> declined / in_review
                                                          it raised                          -> failed
     fence     decisive evidence again                    moved: that and what hangs on it   -> gather
     commit    one transaction                            a record moved                     -> reread, decide again
                                                          the caller named its version       -> conflicted (409 stale-version)
+                                                         a lock of ours is another's now    -> lock
 
 Time is bounded by the decision's limit (-> expired), rounds by the type's (-> conflicted, or in_review if the policy kept asking
 for more). Whatever happens, `walk` ends with the decision at rest, or held by another process.
@@ -14,12 +16,13 @@ for more). Whatever happens, `walk` ends with the decision at rest, or held by a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 
 import anyio
 import msgspec
 
+from coordinator import telemetry
 from coordinator.core.fence import moved, with_dependants
 from coordinator.core.outcome import NeedMore
 from coordinator.core.packet import Packet
@@ -29,11 +32,12 @@ from coordinator.engine.decide import Decided, PolicyFailed, decide
 from coordinator.engine.fence import Fenced, fence, read_set, still_fresh
 from coordinator.engine.gather import Readings, freeze, gather, missing
 from coordinator.engine.items import record_reading
+from coordinator.engine.locks import take
 from coordinator.engine.reserve import reserve_before_work
 from coordinator.engine.run import Engine, Run
 from coordinator.errors import StaleVersion
 from coordinator.failpoints import failpoint
-from coordinator.store.commit import Committed, Moved, NotAllowed, OutOfDate, Result, Superseded
+from coordinator.store.commit import Committed, LockLost, Moved, NotAllowed, OutOfDate, Result, Superseded
 from coordinator.store.records import Locked
 
 
@@ -48,6 +52,11 @@ def check_time(run: Run) -> None:
 
 async def walk(engine: Engine, run: Run) -> Committed | Superseded:
     """Bring the decision to rest."""
+    with engine.lines.places_of(run.tenant) as run.places:
+        return await _walk(engine, run)
+
+
+async def _walk(engine: Engine, run: Run) -> Committed | Superseded:
     with anyio.CancelScope() as on_request, anyio.move_on_after(run.ends_at - time.monotonic()):
         run.cancel = on_request.cancel
         if not run.cancelled:
@@ -59,13 +68,19 @@ async def walk(engine: Engine, run: Run) -> Committed | Superseded:
             "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
         )
     else:
-        rest = rest_without_commit(
-            "expired", "time-limit", "the time limit ran out before the decision could be committed"
-        )
+        rest = rest_without_commit("expired", "time-limit", f"the time limit ran out {_when(run)}")
     return await _rest(engine, run, rest)
 
 
+def _when(run: Run) -> str:
+    if run.waits_for is not None:
+        return f"while it waited for the lock {run.waits_for!r}"
+    return "before the decision could be committed"
+
+
 async def _rounds(engine: Engine, run: Run) -> Committed | Superseded:
+    if run.lock_names and not await take(engine, run):
+        return Superseded()
     if run.expects_another(run.record.version):
         return await _rest(engine, run, _stale(run, run.record.version))
     if (instead := await reserve_before_work(engine, run)) is not None:
@@ -120,6 +135,8 @@ async def _apply(
             return () if not run.out_of_rounds else await _rest(engine, run, _evidence_moved(packet, fenced))
         case Moved():
             return await _after_move(engine, run, packet, readings, result)
+        case LockLost(names):
+            return await _after_loss(engine, run, packet, readings, names)
     raise AssertionError(f"an unknown result of the commit: {result}")
 
 
@@ -238,6 +255,17 @@ async def _after_move(
                 engine, declared, local[0], result.locked[local[0]], time.monotonic()
             )
     return with_dependants(names, run.type.evidence) - names
+
+
+async def _after_loss(
+    engine: Engine, run: Run, packet: Packet, readings: Readings, names: Sequence[str]
+) -> Committed | Superseded | Iterable[str]:
+    """Others had locks of ours meanwhile: what was read under them counts no more."""
+    telemetry.LOCKS_LOST.labels(run.type.name).inc()
+    if run.out_of_rounds:
+        reason = f"lost while it ran: {', '.join(names)}; nothing was changed and nothing was sent"
+        return await _rest(engine, run, rest_without_commit("conflicted", "lock-lost", reason, packet))
+    return list(readings) if await take(engine, run) else Superseded()
 
 
 def _stale(run: Run, version: int, packet: Packet | None = None, **more: object) -> Rest:

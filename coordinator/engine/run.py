@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -21,11 +22,13 @@ from coordinator.core.canonical import JsonValue
 from coordinator.core.decision import DecisionType
 from coordinator.core.evidence import Item
 from coordinator.core.fence import Check
+from coordinator.core.lock_names import Unnamed
 from coordinator.core.money import Money
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
 from coordinator.engine.chains import Chains
 from coordinator.engine.events import EventLog
+from coordinator.engine.lines import Lines, Places
 from coordinator.engine.pools import Providers
 from coordinator.engine.tasks import Tasks
 from coordinator.errors import RequestRefused
@@ -94,6 +97,18 @@ class Run:
     """Whether ``spent`` and ``silent`` are the whole truth. Not if it is brought to rest by a process that it does not run in."""
     moves: list[Check] = field(default_factory=list)
     """The checks that did not hold in earlier rounds."""
+    lock_names: tuple[str, ...] = field(init=False, default=())
+    """The named locks that it needs, in the global order."""
+    begun_before: bool = False
+    """Whether it may have locks from an earlier run."""
+    locks: dict[str, int] = field(default_factory=dict)
+    """Those that it has, with their tokens."""
+    waits_for: str | None = None
+    """The lock that it is waiting for."""
+    places: Places = field(init=False)
+    """Where it stands in line for its locks, while it walks its path."""
+    lend_slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Gives its slot back for as long as the block waits for something else."""
     cancelled: bool = False
     cancel: Callable[[], None] = lambda: None
     """Stops what it is doing now: waiting for its slot, or walking its path."""
@@ -106,6 +121,9 @@ class Run:
 
     def __post_init__(self) -> None:
         self.events = EventLog(self.token)
+        if self.type.locks:
+            with suppress(Unnamed):  # its type has changed since, and it will not get so far as to need them
+                self.lock_names = self.type.locks.of(self.input, self.request.record)
 
     @property
     def record_key(self) -> Key | None:
@@ -235,3 +253,4 @@ class Engine:
     """Whether this process's lease of an operation, under this token, is certainly still good."""
     freed: Freed = field(default_factory=Freed)
     """Tells who waits for a budget that money has come back."""
+    lines: Lines = field(default_factory=Lines)

@@ -186,7 +186,7 @@ class Schedule:
     # Slots ------------------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Choose nothing any more."""
+        """Choose nothing new any more; what runs has its slot again when it needs it."""
         self._open = False
 
     def pump(self) -> None:
@@ -195,8 +195,11 @@ class Schedule:
             self._claim(slot)
 
     def _choices(self) -> Iterator[Slot]:
-        while self._open:
-            waiting = {name: self.turns[name].total + len(self._returning[name]) for name in self.turns}
+        while True:
+            waiting = {
+                name: len(self._returning[name]) + (turns.total if self._open else 0)
+                for name, turns in self.turns.items()
+            }
             class_ = self.shares.next(waiting)
             if class_ is None:
                 return

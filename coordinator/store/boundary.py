@@ -3,6 +3,7 @@
 admit    a decision becomes durable, with what it reserves
 secure   one that runs without its reservations gets them
 claim    a queued one gets a slot
+lock     it takes its named locks, if its type has some
 commit   it comes to rest, and its operations are promised
 settle   what became of an operation
 """
@@ -14,10 +15,15 @@ from uuid import UUID
 
 from anyio.abc import TaskGroup
 
-from coordinator.store import commit, queue, reserve, settle
+from coordinator.config import Settings
+from coordinator.core.lock import Terms
+from coordinator.store import commit, locks, queue, reserve, settle
 from coordinator.store.database import Connection, Database
 from coordinator.store.group_commit import GroupCommit
 from coordinator.store.lease import Claim
+
+ASKS_AGAIN = 5
+"""Whoever waits for a lock has missed so many polls before it counts as gone."""
 
 
 class Boundary:
@@ -33,6 +39,11 @@ class Boundary:
         ) -> Sequence[queue.Claimed | None]:
             return await queue.claim(connection, tenant, wanted, by)
 
+        async def lock_all(
+            connection: Connection, tenant: UUID, claims: Sequence[locks.Claim]
+        ) -> Sequence[locks.Granted | None]:
+            return await locks.take(connection, tenant, claims, terms=terms_of(database.settings))
+
         async def commit_all(
             connection: Connection, tenant: UUID, proposals: Sequence[commit.Proposal]
         ) -> Sequence[commit.Result]:
@@ -47,5 +58,10 @@ class Boundary:
         self.admit = GroupCommit("admit", database, tasks, reserve.admit_all, **limits)
         self.secure = GroupCommit("secure", database, tasks, reserve.secure_all, **limits)
         self.claim = GroupCommit("claim", database, tasks, claim_all, **limits)
+        self.lock = GroupCommit("lock", database, tasks, lock_all, **limits)
         self.commit = GroupCommit("commit", database, tasks, commit_all, **limits)
         self.settle = GroupCommit("settle", database, tasks, settle_all, **limits)
+
+
+def terms_of(settings: Settings) -> Terms:
+    return Terms(settings.lock_margin_ms, settings.lock_patience_ms, ASKS_AGAIN * settings.lock_poll_ms)

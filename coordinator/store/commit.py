@@ -3,13 +3,15 @@
     1  lock the records it changes or relied on, in (kind, id) order       -> their versions and data, now
        where something was paid: the periods of its budgets, and its reservations
     2  lock the decisions, in id order                                    -> do we still hold them; who was queued leaves the queue
+       and the named locks of those that have some, in the order of names -> do they still hold these
     3  judge each proposal against what is locked (pure); the first writer of a record in a batch wins
     4  take the log's indices
     5  write: record versions, decisions with their answers, operations (born claimed), receipts
        where something was paid: what became of its reservations
 
 If the process dies before COMMIT, nothing happened and the lease runs out; if it dies after, the operations' leases run out and
-another process dispatches them. A holder whose token is old gets `Superseded` and has changed nothing.
+another process dispatches them. A holder whose token is old gets `Superseded` and has changed nothing; one whose lock is another's
+gets `LockLost`.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from coordinator.core.budget import Room
 from coordinator.core.canonical import JsonValue
 from coordinator.core.events import Event
 from coordinator.core.fence import Check, ReadCheck, all_hold
+from coordinator.core.lock import Lock
 from coordinator.core.receipt import Receipt
 from coordinator.core.record import RecordKind
 from coordinator.failpoints import failpoint
-from coordinator.store import bills, closing, events, log, queue
+from coordinator.store import bills, closing, events, locks, log, queue
 from coordinator.store.bills import Bill
 from coordinator.store.closing import Reservation, Spending
 from coordinator.store.database import Connection, transposed
@@ -94,7 +97,9 @@ class Finished(msgspec.Struct, frozen=True):
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """How one decision wants to rest. ``fresh`` says, under lock, whether its evidence still counts; ``finish`` renders what is
-    stored and answered, once it is certain that this proposal is accepted, with ``own_receipts`` before those of its operations."""
+    stored and answered, once it is certain that this proposal is accepted, with ``own_receipts`` before those of its operations.
+    ``under`` maps the named locks that it was concluded under to their tokens; ``locks`` are those that its decision may hold, and
+    lets go of."""
 
     decision_id: UUID
     decision_type: str
@@ -112,6 +117,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     spending: Spending | None = None
     """Where it reserves, or was billed all the same: what its work cost."""
     unreserved: Sequence[Bill] = ()
+    locks: Sequence[str] = ()
+    under: Mapping[str, int] = {}
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -138,11 +145,17 @@ class NotAllowed(msgspec.Struct, frozen=True):
     reason: str
 
 
+class LockLost(msgspec.Struct, frozen=True):
+    """The decision is held still, but these locks went to others while it ran: what it read under them may have changed."""
+
+    names: Sequence[str]
+
+
 class Superseded(msgspec.Struct, frozen=True):
     """Another process holds the decision, or it already rests."""
 
 
-Result: TypeAlias = Committed | Moved | OutOfDate | NotAllowed | Superseded
+Result: TypeAlias = Committed | Moved | OutOfDate | NotAllowed | LockLost | Superseded
 
 HOLD = """
 SELECT id, status, class, fencing_token, lease_owner FROM decisions
@@ -213,7 +226,9 @@ async def commit(
         for row in held
         if row["status"] in ("queued", "running") or row["lease_owner"] is not None
     }
-    verdicts = _judge_all(proposals, dict(locked), holders, kinds)
+    named = {name for proposal in proposals for name in proposal.locks}
+    standing = await locks.lock_rows(connection, tenant, named) if named else {}
+    verdicts = _judge_all(proposals, dict(locked), holders, standing, kinds)
     accepted = [
         (proposal, verdict)
         for proposal, verdict in zip(proposals, verdicts, strict=True)
@@ -222,7 +237,7 @@ async def commit(
     resting = {proposal.decision_id for proposal, _ in accepted}
     if unqueued := [row["class"] for row in held if row["status"] == "queued" and row["id"] in resting]:
         await queue.leave(connection, tenant, unqueued)
-    finished = await _write(connection, tenant, accepted) if accepted else {}
+    finished = await _write(connection, tenant, accepted, standing) if accepted else {}
     was = {row["id"]: row["status"] for row in held}
     await _close_paid(connection, tenant, [proposal for proposal, _ in accepted], reserved, rooms, was)
     await failpoint("commit.before")
@@ -273,13 +288,17 @@ def _keys(proposals: Sequence[Proposal]) -> set[Key]:
 
 
 def _judge_all(
-    proposals: Sequence[Proposal], records: dict[Key, Locked], holders: dict[UUID, int], kinds: Kinds
+    proposals: Sequence[Proposal],
+    records: dict[Key, Locked],
+    holders: dict[UUID, int],
+    standing: Mapping[str, Lock],
+    kinds: Kinds,
 ) -> list[list[Check] | Result]:
     """For each proposal its checks if it is accepted, else why not. An accepted one moves the records for those behind it, and
     rests its decision: nobody holds that any more."""
     verdicts: list[list[Check] | Result] = []
     for proposal in proposals:
-        verdict = _judge(proposal, records, holders.get(proposal.decision_id), kinds)
+        verdict = _judge(proposal, records, holders.get(proposal.decision_id), standing, kinds)
         verdicts.append(verdict)
         if isinstance(verdict, list):
             del holders[proposal.decision_id]
@@ -288,10 +307,16 @@ def _judge_all(
 
 
 def _judge(
-    proposal: Proposal, records: Mapping[Key, Locked], token: int | None, kinds: Kinds
+    proposal: Proposal,
+    records: Mapping[Key, Locked],
+    token: int | None,
+    standing: Mapping[str, Lock],
+    kinds: Kinds,
 ) -> list[Check] | Result:
     if token != proposal.token:
         return Superseded()
+    if lost := [name for name, token in proposal.under.items() if not _has(proposal, standing, name, token)]:
+        return LockLost(lost)
     if not proposal.fresh():
         return OutOfDate()
     checks: list[Check] = []
@@ -312,17 +337,26 @@ def _judge(
     return [msgspec.structs.replace(check, confirmed_ms_before_commit=0) for check in checks]
 
 
+def _has(proposal: Proposal, standing: Mapping[str, Lock], name: str, token: int) -> bool:
+    lock = standing.get(name)
+    return lock is not None and (lock.token, lock.decision_id) == (token, proposal.decision_id)
+
+
 def _decoded(data: bytes | None) -> JsonValue:
     return None if data is None else msgspec.json.decode(data)
 
 
 async def _write(
-    connection: Connection, tenant: UUID, accepted: Sequence[tuple[Proposal, list[Check]]]
+    connection: Connection,
+    tenant: UUID,
+    accepted: Sequence[tuple[Proposal, list[Check]]],
+    standing: Mapping[str, Lock],
 ) -> dict[UUID, Finished]:
     proposals = [proposal for proposal, _ in accepted]
-    first, now = await log.reserve(
-        connection, tenant, sum(p.own_receipts + len(p.operations) for p in proposals)
-    )
+    free, releases = locks.release(standing, {proposal.decision_id for proposal in proposals})
+    await locks.write(connection, tenant, free)
+    count = sum(p.own_receipts + len(p.operations) for p in proposals) + len(releases)
+    first, now = await log.reserve(connection, tenant, count)
     index = first
     finished: dict[UUID, Finished] = {}
     for proposal, checks in accepted:
@@ -330,7 +364,7 @@ async def _write(
         finished[proposal.decision_id] = proposal.finish(Facts(now, checks, last))
         index = last + 1 + len(proposal.operations)
     done = [finished[proposal.decision_id] for proposal in proposals]
-    receipts = log.columns([receipt for each in done for receipt in each.receipts])
+    receipts = log.columns([receipt for each in done for receipt in each.receipts] + releases)
     if told := [(p.decision_id, p.token, f.events) for p, f in zip(proposals, done, strict=True) if f.events]:
         await events.append_if_held(connection, tenant, told)
     reviews = [(each.review.kept, each.review.expires_at) if each.review else (None, None) for each in done]

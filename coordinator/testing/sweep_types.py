@@ -83,6 +83,7 @@ def sweep_type(lane: int) -> DecisionType[SweepRequest, Any]:
         evidence=[capacity],
         effects=[_kept(lane), _lost(lane), _parked(lane)],
         record=swept,
+        locks=["site/{input.site}", "swept/{record.id}"],
     )
 
 

@@ -96,4 +96,12 @@ quote = decision_type(
     effects=[QuoteSink()],
     record=RecordKind("quote", Quote, transition=never_shrinks),
 )
-coordinator = Coordinator([quote])
+timetable = decision_type(
+    "timetable",
+    request=QuoteInput,
+    policy=lambda request, packet, record: Decline("nothing to change"),
+    policy_version="1",
+    evidence=[capacity],
+    locks=["timetable", "region/{input.site}"],
+)
+coordinator = Coordinator([quote, timetable])

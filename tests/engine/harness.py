@@ -136,6 +136,10 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
+    def close(self) -> None:
+        self._open.clear()
+        self.arrived.clear()
+
     def answering(self, value: int = 1) -> Callable[[ReadRequest, int], Awaitable[Found[Number]]]:
         async def answer(_: ReadRequest, __: int) -> Found[Number]:
             await self()

@@ -17,6 +17,7 @@ from coordinator.store.bills import bill_late
 from coordinator.store.database import Database, open_database
 from coordinator.store.keys import create_key
 from coordinator.store.lease import tenants_with_work
+from coordinator.store.locks import ANCHOR
 from coordinator.store.pools import DECLARE as DECLARE_POOL
 from coordinator.store.pools import WRITE as WRITE_SHARE
 from coordinator.store.presence import ANNOUNCE
@@ -48,6 +49,7 @@ TABLES = (
     "queues",
     "processes",
     "operations",
+    "locks",
     "provider_events",
     "retry_minutes",
     "pools",
@@ -75,6 +77,7 @@ UPDATABLE = {
     "queues": "depth = depth",
     "processes": "state = state",
     "operations": "state = state",
+    "locks": "name = name",
     "retry_minutes": "used = used",
     "pools": "rates = rates",
     "pool_shares": "slots = slots",
@@ -117,6 +120,7 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
             async with database.transaction(owner) as connection:
                 reservation = await connection.fetchval("SELECT id FROM reservations")
                 await bill_late(connection, owner, reservation, "bill-1", sgd(1), {})
+                await connection.execute(ANCHOR, owner, ["a-lock"])
                 await create_key(connection, owner, uuid7(), "a key", ["decide"])
                 await connection.execute(COUNT_RETRIES, owner, 1)
                 await connection.execute(ANNOUNCE, owner, uuid7(), b"{}", 60)
