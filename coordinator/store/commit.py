@@ -228,7 +228,8 @@ async def commit(
     }
     named = {name for proposal in proposals for name in proposal.locks}
     standing = await locks.lock_rows(connection, tenant, named) if named else {}
-    verdicts = _judge_all(proposals, dict(locked), holders, standing, kinds)
+    lost = {p.decision_id: gone for p in proposals if (gone := locks.lost(standing, p.decision_id, p.under))}
+    verdicts = _judge_all(proposals, dict(locked), holders, lost, kinds)
     accepted = [
         (proposal, verdict)
         for proposal, verdict in zip(proposals, verdicts, strict=True)
@@ -291,14 +292,16 @@ def _judge_all(
     proposals: Sequence[Proposal],
     records: dict[Key, Locked],
     holders: dict[UUID, int],
-    standing: Mapping[str, Lock],
+    lost: Mapping[UUID, Sequence[str]],
     kinds: Kinds,
 ) -> list[list[Check] | Result]:
     """For each proposal its checks if it is accepted, else why not. An accepted one moves the records for those behind it, and
     rests its decision: nobody holds that any more."""
     verdicts: list[list[Check] | Result] = []
     for proposal in proposals:
-        verdict = _judge(proposal, records, holders.get(proposal.decision_id), standing, kinds)
+        verdict = _judge(proposal, records, holders.get(proposal.decision_id), kinds)
+        if isinstance(verdict, list) and proposal.decision_id in lost:
+            verdict = LockLost(lost[proposal.decision_id])
         verdicts.append(verdict)
         if isinstance(verdict, list):
             del holders[proposal.decision_id]
@@ -307,16 +310,10 @@ def _judge_all(
 
 
 def _judge(
-    proposal: Proposal,
-    records: Mapping[Key, Locked],
-    token: int | None,
-    standing: Mapping[str, Lock],
-    kinds: Kinds,
+    proposal: Proposal, records: Mapping[Key, Locked], token: int | None, kinds: Kinds
 ) -> list[Check] | Result:
     if token != proposal.token:
         return Superseded()
-    if lost := [name for name, token in proposal.under.items() if not _has(proposal, standing, name, token)]:
-        return LockLost(lost)
     if not proposal.fresh():
         return OutOfDate()
     checks: list[Check] = []
@@ -337,11 +334,6 @@ def _judge(
     return [msgspec.structs.replace(check, confirmed_ms_before_commit=0) for check in checks]
 
 
-def _has(proposal: Proposal, standing: Mapping[str, Lock], name: str, token: int) -> bool:
-    lock = standing.get(name)
-    return lock is not None and (lock.token, lock.decision_id) == (token, proposal.decision_id)
-
-
 def _decoded(data: bytes | None) -> JsonValue:
     return None if data is None else msgspec.json.decode(data)
 
@@ -353,8 +345,7 @@ async def _write(
     standing: Mapping[str, Lock],
 ) -> dict[UUID, Finished]:
     proposals = [proposal for proposal, _ in accepted]
-    free, releases = locks.release(standing, {proposal.decision_id for proposal in proposals})
-    await locks.write(connection, tenant, free)
+    releases = await locks.release(connection, tenant, standing, {p.decision_id for p in proposals})
     count = sum(p.own_receipts + len(p.operations) for p in proposals) + len(releases)
     first, now = await log.reserve(connection, tenant, count)
     index = first

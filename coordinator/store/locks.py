@@ -136,10 +136,23 @@ async def write(connection: Connection, tenant: UUID, changed: Collection[Lock])
         await connection.execute(WRITE, tenant, *map(list, zip(*map(astuple, changed), strict=True)))
 
 
-def release(held: Mapping[str, Lock], decisions: Collection[UUID]) -> tuple[list[Lock], list[Receipt]]:
-    """Free what those decisions, which come to rest, have: the locks to `write`, and their receipts."""
+def lost(held: Mapping[str, Lock], decision: UUID, tokens: Mapping[str, int]) -> Sequence[str]:
+    """Those of the locks that the decision does not hold any more under these tokens."""
+    return [
+        name
+        for name, token in tokens.items()
+        if name not in held or (held[name].decision_id, held[name].token) != (decision, token)
+    ]
+
+
+async def release(
+    connection: Connection, tenant: UUID, held: Mapping[str, Lock], decisions: Collection[UUID]
+) -> list[Receipt]:
+    """Free what those decisions, which come to rest, have; the receipts to append."""
     theirs = [lock for lock in held.values() if lock.decision_id in decisions]
-    return theirs, [lock.release() for lock in theirs]
+    receipts = [lock.release() for lock in theirs]
+    await write(connection, tenant, theirs)
+    return receipts
 
 
 class HeldLock(msgspec.Struct, frozen=True):
