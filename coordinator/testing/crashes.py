@@ -295,9 +295,13 @@ async def _each_once(world: World, verdict: Verdict, question: Asked, decision: 
     verdict.expect(
         len(history) == expected, f"{len(history)} versions were made by a decision that {shown['status']}"
     )
-    kinds = [receipt["kind"] for receipt in await world.all_of(f"/v1/receipts?decision={decision}")]
+    receipts = await world.all_of(f"/v1/receipts?decision={decision}")
+    kinds = [receipt["kind"] for receipt in receipts]
+    claims = [
+        receipt["body"]["fencing_token"] for receipt in receipts if receipt["kind"] == "decision.running"
+    ]
+    verdict.expect(claims == sorted(set(claims)) != [], f"it was claimed under the tokens {claims}")
     for kind in (
-        "decision.running",
         f"decision.{shown['status']}",
         *(f"operation.{op['state']}" for op in shown["operations"]),
     ):
