@@ -225,6 +225,11 @@ def test_a_client_that_never_reads_is_broken_off_and_the_decision_rests(two: Two
         eventually_now(lambda: two.one.get(f"/v1/decisions/{id}").json["status"] == "committed", 20)
         eventually_now(lambda: two.open_streams() == 0)
         assert two.metric("coordinator_streams_cut_total") >= 1
+        port = stream.socket.getsockname()[1]
+        server_side = psutil.Process(two.pids[0])
+        eventually_now(
+            lambda: port not in [end.raddr.port for end in server_side.net_connections() if end.raddr]
+        )
         numbers = [last, *(int(frame.id) for frame in stream.events())]
         assert not stream.whole
     again = all_events(two.other, id, numbers[-1])
