@@ -26,6 +26,7 @@ COMMANDS = {
     "worker": ("worker:worker", "Run a program for each task of a remote worker."),
     "workers": ("worker:workers", "Remote workers and how busy they are."),
     "locks": ("locks:locks", "Named locks, and the decisions that hold them."),
+    "budgets": ("budgets:budgets", "What may be spent, and what is left of it."),
     "receipts": ("operations:receipts", "Receipts in the order of the log."),
     "replay": ("replay:replay", "Run a stored decision's policy again."),
     "drill": ("drill:drill", "The conflict and crash suite."),

@@ -22,6 +22,7 @@ NEXT = {
     "missing-scope": "Use a key that has it: `coordinator keys create --scope SCOPE`.",
     "class-not-allowed": "Name another --class, or use a key that may: `coordinator keys create --scope decide --class CLASS`.",
     "stale-version": "Read the record again and decide anew, under a new key; nothing was sent.",
+    "budget-exhausted": "Raise it with `coordinator budgets set`, or repeat the command once it has reset.",
     "idempotency-key-reused": "Use another --key-id: this one stands for another request.",
     "decision-in-flight": "It is still running: repeat the command with the same --key-id.",
     "queue-full": "Repeat the command with the same --key-id in a moment.",
@@ -52,6 +53,11 @@ class Client:
         given = {name: value for name, value in query.items() if value is not None}
         path = "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
         return self._send("GET", f"{path}?{urlencode(given)}" if given else path)
+
+    def put(self, body: object, *segments: str) -> Answer:
+        """Replacing is safe to repeat."""
+        path = "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
+        return self._send("PUT", path, msgspec.json.encode(body))
 
     def post(
         self, path: str, body: object, headers: Mapping[str, str], *, wait_s: float = 0, on_silence: str = ""

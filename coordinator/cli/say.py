@@ -35,6 +35,9 @@ STATE_STYLES = {
     "conflicted": "red",
     "expired": "red",
     "failed": "red",
+    "settled": "green",
+    "held": "cyan",
+    "released": "dim",
     "cancelled": "dim",
     "skipped": "dim",
 }
