@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from coordinator.testing.audit import Verdict, audit, contiguous, settled_decision
+from coordinator.testing.sweep_types import type_name
 from coordinator.testing.world import LEASE_MS, Reply, World
 
 Scenario = Callable[[World], Awaitable[Verdict]]
@@ -201,6 +202,42 @@ async def two_dispatchers_of_one_operation(world: World) -> Verdict:
     return verdict
 
 
+async def two_reviewers_at_once(world: World) -> Verdict:
+    """One approves and one rejects what both have been shown: one verdict counts, the other finds the review stale."""
+    verdict = Verdict(scenario="two reviewers at once", invariants="I2 I5 I12")
+    if not world.reviewer:
+        verdict.skipped = "needs a key of a reviewer"
+        return verdict
+    decisions = []
+    for n in range(5):
+        record = world.name(f"reviewed-{n}")
+        body = {
+            "type": type_name(0),
+            "input": {"site": world.name("site"), "kind": "reviewed"},
+            "record": {"kind": "drill-swept", "id": record},
+        }
+        asked = await world.post(record, body)
+        decision = asked.body["id"]
+        replies = await all_at_once(
+            [
+                partial(world.review, decision, said, server=server)
+                for server, said in enumerate(("approve", "reject"))
+            ]
+        )
+        statuses = sorted(reply.status for reply in replies)
+        verdict.expect(statuses == [200, 412], f"the answers were {statuses}")
+        now = (await world.get(f"/v1/decisions/{decision}"))["status"]
+        told = [reply.body["status"] for reply in replies if reply.status == 200]
+        verdict.expect(told == [now], f"the decision is {now}, and the winner was told {told}")
+        history = await contiguous(world, verdict, "drill-swept", record)
+        verdict.expect(
+            len(history) == (now == "committed"), f"{now}, and the record has {len(history)} versions"
+        )
+        decisions.append(decision)
+    await audit(world, verdict, decisions)
+    return verdict
+
+
 CONFLICTS: tuple[Scenario, ...] = (
     two_writers_at_version_eight,
     two_dispatchers_of_one_operation,
@@ -209,6 +246,7 @@ CONFLICTS: tuple[Scenario, ...] = (
     write_skew_over_two_records,
     evidence_moves_before_commit,
     hot_record,
+    two_reviewers_at_once,
 )
 
 

@@ -63,6 +63,8 @@ class Case(msgspec.Struct, frozen=True):
         """The effects to ask for, one after the other, until the point was passed often enough."""
         if self.point.startswith(("resolve", "notice")):
             return ["parked"] * (self.hit + 1)
+        if self.point.startswith("review"):
+            return ["reviewed"] * (self.hit + 1)
         if self.point.startswith(("claim", "ask")):
             return ["lost"] * 6  # some of what falls due is found by the healthy servers first
         return ["kept", "lost", "lost", "kept", "lost"]
@@ -200,11 +202,28 @@ async def _ask(world: World, question: Asked) -> None:
 async def _to_its_end(world: World, lane: int, case: Case, question: Asked, over: anyio.Event) -> None:
     """Ask, wait for the operations to end or be parked, and say of those that are parked that they happened."""
     await _ask(world, question)
+    if _is_for_a_person(question) and question.told is not None and question.told.status == 201:
+        await world.review(question.told.body["id"], "approve", server=FAULTY)
     await until(partial(_over, world, question))
     for op in await _operations(world, question):
         if op["state"] not in ENDED:
             await _say(world, lane, case, op["id"], FAULTY)
     over.set()
+
+
+def _is_for_a_person(question: Asked) -> bool:
+    return bool(question.body["input"]["kind"] == "reviewed")
+
+
+async def _approved(world: World, decision: str) -> None:
+    """The reviewer who got no answer does what the caller does: the same verdict on the same etag, at another server."""
+
+    async def heard() -> bool:
+        """the approval is carried out"""
+        reply = await world.review(decision, "approve")
+        return reply.status == 200 and reply.body["status"] == "committed"
+
+    await until(heard)
 
 
 async def _operations(world: World, question: Asked) -> list[Any]:
@@ -236,6 +255,9 @@ async def _healed(world: World, lane: int, case: Case, asked: Sequence[Asked], v
             verdict.lost += again.status != 200
         if again.status in (200, 201):
             expected = ("committed", "failed") if case.action == "raise" else ("committed",)
+            if _is_for_a_person(question):  # its first answer, for ever; what it became is seen below
+                expected = ("in_review",)
+                await _approved(world, again.body["id"])
             verdict.expect(again.body["status"] in expected, f"a decision ended as {again.body['status']}")
             decisions.append(again.body["id"])
             question.told = again

@@ -1,10 +1,11 @@
 """The decision types of the crash sweep: one per lane, so that the server that is made to fail works on its own lane alone.
 
-Each asks one effect of the outside world, of one of three kinds, which differ in how the provider behaves and what it promises:
+Each asks one effect of the outside world, of one of these kinds, which differ in how the provider behaves and what it promises:
 
     kept     it answers, and recognises our key
     lost     it acts each time it is asked, its answers never arrive, and it can be asked by key
     parked   the same, but it cannot be asked: only a person, or the provider in a signed notice, can say what happened
+    reviewed like kept, but a person has to approve it
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from coordinator import (
     Packet,
     Record,
     RecordKind,
+    Review,
     Unguarded,
     decision_type,
     keyed,
@@ -35,7 +37,7 @@ from coordinator import (
 PROVIDERS = os.environ.get("COORDINATOR_PROVIDERS_URL", "http://127.0.0.1:9")
 LANES = 8
 NOTICE_SECRET = "whsec_ZHJpbGwgZHJpbGwgZHJpbGwgZHJpbGw="
-Kind = Literal["kept", "lost", "parked"]
+Kind = Literal["kept", "lost", "parked", "reviewed"]
 PROVIDER_BEHAVIOUR = {
     f"POST /effects/sweep-{kind}": {"lose_answer": True, "dedup_window_s": 0} for kind in ("lost", "parked")
 }
@@ -69,11 +71,12 @@ def sweep_type(lane: int) -> DecisionType[SweepRequest, Any]:
 
     def policy(request: SweepRequest, packet: Packet, record: Record[Swept]) -> Outcome:
         effect = Effect(effect_name(request.kind, lane), {"record": record.id, "version": record.version + 1})
-        return Commit(
+        commit = Commit(
             {"free_hours": packet[capacity].available_hours},
             changes=[record.becomes(Swept(request.kind))],
             effects=[effect],
         )
+        return Review("a person has to approve it", proposal=commit) if request.kind == "reviewed" else commit
 
     return decision_type(
         type_name(lane),
@@ -92,7 +95,7 @@ def type_name(lane: int) -> str:
 
 
 def effect_name(kind: Kind, lane: int) -> str:
-    return f"sweep-{kind}-{lane}"
+    return f"sweep-{'kept' if kind == 'reviewed' else kind}-{lane}"
 
 
 def _kept(lane: int) -> WebhookSink:

@@ -72,7 +72,7 @@ class ServerProcess(Process):
 
 class World:
     """What scenarios act on. ``servers`` are base URLs; ``start`` is None and ``database_url`` empty where the drill does not own
-    the processes."""
+    the processes; ``reviewer`` is a key of somebody else, if there is one."""
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class World:
         start: Callable[[str], ServerProcess] | None,
         database_url: str = "",
         tenant: UUID | None = None,
+        reviewer: str = "",
     ) -> None:
         self._session = session
         self.servers = servers
@@ -90,6 +91,7 @@ class World:
         self.start = start
         self.database_url = database_url
         self.tenant = tenant
+        self.reviewer = reviewer
         self._headers = {"Authorization": f"Bearer {key}"}
         self.run = uuid4().hex[:8]
 
@@ -99,8 +101,8 @@ class World:
 
     async def of_another_tenant(self) -> World:
         """The same world seen by a new tenant. Its servers are a list of its own."""
-        tenant, key = await _new_tenant(self.database_url)
-        place = (self.start, self.database_url, tenant)
+        tenant, key, reviewer = await _new_tenant(self.database_url)
+        place = (self.start, self.database_url, tenant, reviewer)
         return World(self._session, [*self.servers], self.providers_url, key, *place)
 
     async def post(self, key: str, body: Mapping[str, Any], *, server: int = 0, wait_s: int = 15) -> Reply:
@@ -117,6 +119,12 @@ class World:
             "record": {"kind": "drill-quote", "id": record, **more},
         }
         return await self.post(key, body, server=server)
+
+    async def review(self, decision: str, verdict: str, etag: str = "1", *, server: int = 0) -> Reply:
+        """The reviewer's verdict on what was shown under ``etag``."""
+        headers = {"If-Match": f'"{etag}"', "Authorization": f"Bearer {self.reviewer}"}
+        url = f"{self.servers[server]}/v1/decisions/{decision}/review"
+        return await self.call("POST", url, body={"verdict": verdict, "note": "drill"}, headers=headers)
 
     async def get(self, path: str, *, server: int = 0) -> Any:
         reply = await self.call("GET", self.servers[server] + path)
@@ -193,7 +201,7 @@ async def own_world(
     """A world on the caller's database, migrated, in a tenant of its own: a provider and two server processes, which reach the
     database through another URL (a pooler) if one is given."""
     await migrate(database_url)
-    tenant, key = await _new_tenant(database_url)
+    tenant, key, reviewer = await _new_tenant(database_url)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-"))
         session = await stack.enter_async_context(
@@ -207,7 +215,7 @@ async def own_world(
 
         servers = [await stack.enter_async_context(start("")) for _ in range(2)]
         urls = [server.url for server in servers]
-        yield World(session, urls, providers.url, key, start, database_url, tenant)
+        yield World(session, urls, providers.url, key, start, database_url, tenant, reviewer)
 
 
 @asynccontextmanager
@@ -217,8 +225,8 @@ async def running_world(url: str, key: str, providers_url: str) -> AsyncIterator
         yield World(session, [url, url], providers_url, key, None)
 
 
-async def _new_tenant(database_url: str) -> tuple[UUID, str]:
-    """Its id, and a key of it with all scopes."""
+async def _new_tenant(database_url: str) -> tuple[UUID, str, str]:
+    """Its id, a key of it with all scopes, and one of a reviewer."""
     connection = await asyncpg.connect(database_url)
     try:
         tenant = await keys.tenant_named(connection, f"drill-{uuid4().hex[:8]}", uuid7())
@@ -228,4 +236,6 @@ async def _new_tenant(database_url: str) -> tuple[UUID, str]:
         open_database(database_url, Settings(pool_size=1)) as database,
         database.transaction(tenant) as transaction,
     ):
-        return tenant, await keys.create_key(transaction, tenant, uuid7(), "drill", keys.SCOPES)
+        asks = await keys.create_key(transaction, tenant, uuid7(), "drill", keys.SCOPES)
+        reviews = await keys.create_key(transaction, tenant, uuid7(), "drill reviewer", ["review"])
+        return tenant, asks, reviews
