@@ -202,13 +202,63 @@ def test_receipts_need_the_scope_audit(demo: dict[str, Any]) -> None:
     assert "audit" in done.stderr
 
 
-def test_reviews_lists_what_waits_for_a_person(demo: dict[str, Any]) -> None:
+# Reviews ------------------------------------------------------------------------------------------------------------------------
+
+
+def in_review(demo: dict[str, Any], record: str) -> Any:
     discounted = INPUT.replace("}", ', "discount_percent": 60}')
     made = ask(
         demo,
-        *("decide", "proposal-quote", "--input", discounted, "--record", "proposal/review", "--json"),
+        *("decide", "proposal-quote", "--input", discounted, "--record", f"proposal/{record}", "--json"),
     )
-    assert as_json(made)["id"] in ask(demo, "reviews").stdout
+    assert as_json(made)["status"] == "in_review"
+    return as_json(made)
+
+
+def test_reviews_lists_what_waits_for_a_person_and_shows_what_would_be_sent(demo: dict[str, Any]) -> None:
+    made = in_review(demo, "review")
+    for command in (("reviews",), ("reviews", "list"), ("reviews", "--limit", "200")):
+        listed = ask(demo, *command, scope="review")
+        assert (listed.returncode, listed.stderr) == (0, "")
+        assert made["id"] in listed.stdout
+    shown = ask(demo, "reviews", "show", made["id"], scope="review").stdout
+    assert "75 % discount" in shown
+    assert "would commit  price 1,263.96 SGD" in shown
+    assert '  price: {"amount_minor":126396,"currency":"SGD"}' in shown
+    assert f"coordinator reviews approve {made['id']} --etag 1" in shown
+    assert as_json(ask(demo, "reviews", "--json", scope="review"))["items"]
+    assert (
+        as_json(ask(demo, "reviews", "show", made["id"], "--json", scope="review"))["review"]["etag"] == "1"
+    )
+
+
+def test_what_is_approved_commits_and_a_stale_etag_says_what_to_do(demo: dict[str, Any]) -> None:
+    made = in_review(demo, "approve")
+    stale = ask(demo, "reviews", "approve", made["id"], "--etag", "9", scope="review")
+    assert (stale.returncode, "coordinator reviews show ID" in stale.stderr) == (1, True)
+    own = ask(demo, "reviews", "approve", made["id"])
+    assert (own.returncode, "missing-scope" in own.stderr) == (1, True)
+    done = ask(demo, "reviews", "approve", made["id"], "--etag", "1", "--note", "agreed", scope="review")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"approved +by key \S+, \d+ s ago: agreed", done.stdout)
+    again = ask(demo, "reviews", "approve", made["id"], "--etag", "1", "--json", scope="review")
+    assert as_json(again)["status"] == "committed"
+
+
+def test_what_is_rejected_is_declined_on_whatever_is_there(demo: dict[str, Any]) -> None:
+    made = in_review(demo, "reject")
+    done = ask(demo, "reviews", "reject", made["id"], "--note", "too dear", "--json", scope="review")
+    assert as_json(done)["outcome"]["reason"] == "rejected in review: too dear"
+    late = ask(demo, "reviews", "approve", made["id"], scope="review")
+    assert (late.returncode, "stale-review" in late.stderr) == (1, True)
+
+
+def test_a_reviewed_decision_is_replayed_with_its_receipt(demo: dict[str, Any]) -> None:
+    made = in_review(demo, "replay-review")
+    for _ in range(2):  # while it is in review, then approved
+        done = ask(demo, "replay", made["id"], "--module", PROPOSAL, scope="audit")
+        assert (done.returncode, "outcome_digest" in done.stdout) == (0, True), done
+        ask(demo, "reviews", "approve", made["id"], scope="review")
 
 
 # Replay -------------------------------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_the_tour_ends_with_0_if_ledger_and_receipts_agree_and_with_1_if_not() -
     with data_folder() as folder:
         taken = coordinator("demo", "--once", "--json", "--data", str(folder / "demo"))
         assert taken.returncode == 0, taken
-        assert as_json(taken) == {"agrees": True, "complaints": [], "effects": 6, "matched": 6}
+        assert as_json(taken) == {"agrees": True, "complaints": [], "effects": 7, "matched": 7}
         with (folder / "demo" / "providers" / "ledger.jsonl").open("ab") as ledger:
             forged = Effect(
                 at=0.0,
@@ -165,7 +165,7 @@ def test_the_tour_ends_with_0_if_ledger_and_receipts_agree_and_with_1_if_not() -
         again = coordinator("demo", "--once", "--json", "--data", str(folder / "demo"))
         assert again.returncode == 1, again
         complaint = "somebody-else: the provider has an effect that we know nothing of"
-        assert as_json(again) == {"agrees": False, "complaints": [complaint], "effects": 13, "matched": 12}
+        assert as_json(again) == {"agrees": False, "complaints": [complaint], "effects": 15, "matched": 14}
 
 
 def test_once_and_no_tour_exclude_each_other(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ COMMANDS = {
     "decide": ("decisions:decide", "Ask for a decision, wait for it, show it."),
     "show": ("decisions:show", "One decision as a picture."),
     "decisions": ("decisions:decisions", "Decisions, the newest first."),
-    "reviews": ("decisions:reviews", "Decisions that wait for a person."),
+    "reviews": ("reviews:reviews", "What waits for a person; approve, reject."),
     "operations": ("operations:operations", "What was sent; resolve, retry, compensate, reconcile."),
     "pools": ("pools:pools", "Providers, slots and rates; --watch."),
     "queues": ("queues:queues", "What waits and runs, by class; --watch."),

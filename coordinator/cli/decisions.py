@@ -1,4 +1,4 @@
-"""`decide`, `show`, `decisions`, `reviews`: decisions over HTTP."""
+"""`decide`, `show`, `decisions`: decisions over HTTP."""
 
 from __future__ import annotations
 
@@ -167,18 +167,7 @@ def decisions(
     _list(client.get("decisions", status=status, type=type, record=about, limit=limit), as_json)
 
 
-@click.command()
-@limit_option
-@client_options
-@json_option
-def reviews(client: Client, limit: int, as_json: bool) -> None:
-    """Decisions that wait for a person."""
-    _list(
-        client.get("decisions", status="in_review", limit=limit), as_json, empty="Nothing waits for review."
-    )
-
-
-def _list(answer: Answer, as_json: bool, empty: str = "No decisions.") -> None:
+def _list(answer: Answer, as_json: bool) -> None:
     if as_json:
         print_json(answer.body)
         return
@@ -195,7 +184,7 @@ def _list(answer: Answer, as_json: bool, empty: str = "No decisions.") -> None:
             )
             for item in answer.json()["items"]
         ),
-        empty=empty,
+        empty="No decisions.",
     )
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.cli.effects import effects
+from coordinator.cli.review import review
 from coordinator.cli.say import STATE_STYLES, short
 from coordinator.core.money import exponent
 
@@ -47,6 +48,8 @@ def picture(decision: Json, operations: Mapping[str, Json] | None = None) -> Ren
     """``operations`` holds the details of some or all operations by id: with them, it is shown what was undone by what."""
     axis = Axis([*map(_stage_span, decision["timeline"]), *map(_reading_span, decision["evidence"])])
     parts: list[RenderableType] = [_head(decision)]
+    if decision.get("review"):
+        parts.append(Padding(review(decision, plain), (1, 0, 0, 0)))
     if decision["timeline"]:
         parts.append(Padding(_times(decision, axis), (1, 0, 0, 0)))
     if decision["fence"]["checks"]:

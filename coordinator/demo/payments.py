@@ -65,10 +65,8 @@ def pay(request: PaymentRequest, customer: Customer, record: Record[Order]) -> O
         return Decline("this order is being paid already")
     if request.amount.amount_minor <= 0:
         return Decline("there is nothing to pay")
-    if request.amount.amount_minor > LARGEST_UNSEEN_MINOR:
-        return Review("a person looks at payments of this size")
     held = {"order": record.id, "amount": request.amount}
-    return Commit(
+    payment = Commit(
         {"amount": request.amount, "customer": customer.name},
         changes=[record.becomes(Order("paying", request.amount))],
         effects=[
@@ -78,6 +76,9 @@ def pay(request: PaymentRequest, customer: Customer, record: Record[Order]) -> O
         ],
         on_failure="compensate",
     )
+    if request.amount.amount_minor > LARGEST_UNSEEN_MINOR:
+        return Review("a person looks at payments of this size", proposal=payment)
+    return payment
 
 
 def payments(providers: str) -> Coordinator:

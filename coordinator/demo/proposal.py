@@ -163,8 +163,8 @@ def quote(request: QuoteRequest, packet: Packet, record: Record[Proposal]) -> Ou
     if packet[capacity].available_hours < request.hours:
         return Decline(f"{request.hours} h asked for, {packet[capacity].available_hours} h free")
     discount = packet[customer].discount_percent + request.discount_percent
-    if discount > LARGEST_DISCOUNT_PERCENT:
-        return Review(f"{discount} % discount; up to {LARGEST_DISCOUNT_PERCENT} % need no approval")
+    if discount >= 100:
+        return Review(f"{discount} % discount would leave nothing to pay")
     price = in_currency(packet[cost].estimate_minor, packet[rate].rate, discount, request.currency)
     proposal = Proposal("quoted", price, packet[delivery].date)
     terms = {
@@ -174,7 +174,11 @@ def quote(request: QuoteRequest, packet: Packet, record: Record[Proposal]) -> Ou
         "tone": packet[tone].or_else(Tone("neutral")).segment,
     }
     sent = {"proposal": record.id, "customer": request.customer, **terms}
-    return Commit(terms, changes=[record.becomes(proposal)], effects=[Effect("send-quote", sent)])
+    offer = Commit(terms, changes=[record.becomes(proposal)], effects=[Effect("send-quote", sent)])
+    if discount > LARGEST_DISCOUNT_PERCENT:
+        needs = f"{discount} % discount; up to {LARGEST_DISCOUNT_PERCENT} % need no approval"
+        return Review(needs, proposal=offer)
+    return offer
 
 
 def in_currency(euro_cents: int, rate: str, discount: int, currency: str) -> Money:
