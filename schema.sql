@@ -96,6 +96,7 @@ CREATE TABLE decisions (
     record_kind       text,
     record_id         text,
     requested_by      uuid NOT NULL,
+    session           text CHECK (session ~ '^[!-~]{1,255}$'),    -- the caller's own name for what it may cancel together
     traceparent       text NOT NULL,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     deadline_at       timestamptz NOT NULL,
@@ -125,6 +126,7 @@ CREATE TABLE decisions (
 CREATE INDEX decisions_leased ON decisions (tenant_id, lease_expires_at) WHERE status = 'running';
 CREATE INDEX decisions_queued ON decisions (tenant_id, class, queued_at, id) WHERE status = 'queued';
 CREATE INDEX decisions_overdue ON decisions (tenant_id, deadline_at) WHERE status = 'queued';
+CREATE INDEX decisions_of_session ON decisions (tenant_id, session) WHERE status IN ('queued', 'running') AND session IS NOT NULL;
 CREATE INDEX decisions_by_record ON decisions (tenant_id, record_kind, record_id, id) WHERE record_kind IS NOT NULL;
 CREATE INDEX decisions_by_status ON decisions (tenant_id, status, id);
 CREATE INDEX decisions_in_review ON decisions (tenant_id, review_expires_at) WHERE status = 'in_review';

@@ -36,6 +36,7 @@ from coordinator.api import (
     records,
     reference,
     reviews,
+    sessions,
     tasks,
     workers,
 )
@@ -54,6 +55,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *decisions.ENDPOINTS,
     *events.ENDPOINTS,
     *reviews.ENDPOINTS,
+    *sessions.ENDPOINTS,
     *records.ENDPOINTS,
     *operations.ENDPOINTS,
     *effects.ENDPOINTS,

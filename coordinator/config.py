@@ -99,6 +99,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions of one process that may wait for a named lock without a slot; what exceeds it keeps its slot."""
     lock_patience_ms: int = 500
     """How long a process may hand a named lock on among its own decisions while another process waits for it."""
+    cancels_at_once: int = 16
+    """Decisions of one session that are cancelled at the same time."""
     drain_s: int = 20
     """How long a stopping process waits for what is running."""
     key_cache_s: int = 5

@@ -11,7 +11,7 @@ from coordinator.api import examples, paging
 from coordinator.api.answer import PROBLEM, Answer, location
 from coordinator.api.body import typed
 from coordinator.api.endpoint import READERS, Call, Parameter, Sent, Shown, endpoint, nothing_here
-from coordinator.api.headers import Preference, idempotency_key, preference, traceparent
+from coordinator.api.headers import Preference, idempotency_key, preference, session, traceparent
 from coordinator.api.parameters import ID, PAGE
 from coordinator.core.decision import Status
 from coordinator.core.request import DecisionRequest
@@ -77,6 +77,13 @@ LOCATION = {"Location": "Where the decision is shown."}
             example="wait=10",
         ),
         Parameter("traceparent", "header", "W3C trace context, passed on to sources and sinks."),
+        Parameter(
+            "Coordinator-Session",
+            "header",
+            "1 to 255 visible ASCII characters: your own name for what you may want to cancel together.",
+            {"type": "string", "minLength": 1, "maxLength": 255},
+            example="agent-run-17",
+        ),
     ],
     body=Sent(DecisionRequest, examples.DECISION),
     answers={
@@ -113,7 +120,13 @@ async def create(call: Call) -> Answer:
     body = await call.body()
     request = typed(body, DecisionRequest)
     result = await service.decide(
-        call.caller, key, request, body, wait_s=prefer.wait_s, traceparent=traceparent(scope)
+        call.caller,
+        key,
+        request,
+        body,
+        wait_s=prefer.wait_s,
+        traceparent=traceparent(scope),
+        session=session(scope),
     )
     return _answer(result, prefer)
 

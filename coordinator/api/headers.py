@@ -138,6 +138,18 @@ def entity_tag(scope: Scope) -> str:
     return tag[2] if tag[1] is None else tag[0]
 
 
+def session(scope: Scope) -> str | None:
+    """The caller's own name for what it may cancel together, if it sent one."""
+    given = values(scope, b"coordinator-session")
+    if not given:
+        return None
+    if len(given) > 1 or not _VISIBLE.match(given[0]):
+        raise MalformedRequest(
+            "A Coordinator-Session has 1 to 255 visible ASCII characters, and stands there once."
+        )
+    return given[0]
+
+
 def traceparent(scope: Scope) -> str | None:
     """The W3C trace context of the caller, if it sent a valid one; a later version is read as version 00."""
     given = values(scope, b"traceparent")

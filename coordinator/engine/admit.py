@@ -120,6 +120,7 @@ async def admit(
     body: JsonValue,
     traceparent: str,
     slot: Slot | None,
+    session: str | None,
 ) -> Run | Queued | Known:
     """Store the decision: a `Run` if it is new and has a slot, `Queued` if it is new and has none, what is `Known` if its key was
     used before with the same request. Raises `IdempotencyKeyReused`, `QueueFull`, `BudgetExhausted`, or `Overloaded` if the
@@ -141,6 +142,7 @@ async def admit(
         lease_owner=engine.owner if slot else None,
         lease_ms=engine.settings.lease_ms,
         estimated_ms=None if slot else schedule.estimate_ms(request.class_, caller.tenant, position),
+        session=session,
         queue_depth=schedule.limits(request.class_).queue_depth,
     )
     began = time.monotonic()

@@ -114,8 +114,10 @@ class Service:
         *,
         wait_s: float,
         traceparent: str | None,
+        session: str | None = None,
     ) -> Rested | Pending:
-        """Admit a request and wait up to ``wait_s`` for its decision to rest. Raises the leaves of `RequestRefused`."""
+        """Admit a request and wait up to ``wait_s`` for its decision to rest. ``session`` is the caller's own name for what it may
+        cancel together. Raises the leaves of `RequestRefused`."""
         if self._holdings.draining:
             raise Draining("this process is stopping; another one will answer", retry_after_ms=1000)
         declared, input = check_request(self.coordinator, request)
@@ -141,6 +143,7 @@ class Service:
                 body,
                 trace,
                 slot,
+                session,
             )
         except BaseException:
             if slot is not None:

@@ -24,7 +24,8 @@ from coordinator.store.records import Locked
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """A request that is ready to be stored. ``lease_owner`` is the process that has a slot for it, None if it is to be queued:
-    then ``queue_depth`` is how many of its class may be, and ``estimated_ms`` when it is expected to start."""
+    then ``queue_depth`` is how many of its class may be, and ``estimated_ms`` when it is expected to start. ``session`` is the caller's
+    own, if it named one."""
 
     id: UUID
     key: str
@@ -40,6 +41,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     lease_owner: UUID | None
     lease_ms: int
     estimated_ms: int | None = None
+    session: str | None = None
     queue_depth: int = 0
 
     @property
@@ -72,16 +74,17 @@ class Known(msgspec.Struct, frozen=True):
 ADMIT = """
 WITH fresh AS (
     INSERT INTO decisions (tenant_id, id, idempotency_key, fingerprint, type, class, status, request, record_kind, record_id,
-                           requested_by, traceparent, deadline_at, lease_owner, lease_expires_at, estimated_ms, fencing_token)
+                           requested_by, traceparent, deadline_at, lease_owner, lease_expires_at, estimated_ms, fencing_token,
+                           session)
     SELECT $1, a.id, a.key, a.fingerprint, a.type, a.class, CASE WHEN a.lease_owner IS NULL THEN 'queued' ELSE 'running' END,
            a.request, a.record_kind, a.record_id,
            a.requested_by, a.traceparent, clock_timestamp() + a.time_limit_ms * interval '1 ms',
            a.lease_owner, CASE WHEN a.lease_owner IS NOT NULL THEN clock_timestamp() + a.lease_ms * interval '1 ms' END,
-           a.estimated_ms, CASE WHEN a.lease_owner IS NULL THEN 0 ELSE 1 END
+           a.estimated_ms, CASE WHEN a.lease_owner IS NULL THEN 0 ELSE 1 END, a.session
     FROM unnest($2::uuid[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::json[], $8::text[], $9::text[],
-                $10::uuid[], $11::text[], $12::int[], $13::uuid[], $14::int[], $15::int[])
+                $10::uuid[], $11::text[], $12::int[], $13::uuid[], $14::int[], $15::int[], $16::text[])
          AS a (id, key, fingerprint, type, class, request, record_kind, record_id, requested_by, traceparent,
-               time_limit_ms, lease_owner, lease_ms, estimated_ms)
+               time_limit_ms, lease_owner, lease_ms, estimated_ms, session)
     ORDER BY a.key    -- one order everywhere, or two batches that share two keys wait for each other
     ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
     RETURNING id, created_at, record_kind, record_id
@@ -93,7 +96,7 @@ WITH fresh AS (
     INSERT INTO receipts (tenant_id, index, kind, decision_id, body)
     SELECT $1, place.first + row_number() OVER (ORDER BY r.n) - 1, r.kind, r.id, r.body
     FROM place
-    CROSS JOIN unnest($16::text[], $2::uuid[], $17::json[]) WITH ORDINALITY AS r (kind, id, body, n)
+    CROSS JOIN unnest($17::text[], $2::uuid[], $18::json[]) WITH ORDINALITY AS r (kind, id, body, n)
     JOIN fresh USING (id)
 )
 SELECT f.id, f.created_at, coalesce(r.version, 0) AS version, r.data
@@ -163,5 +166,6 @@ def _receipt(admission: Admission) -> Receipt:
         idempotency_key=admission.key,
         fingerprint=admission.fingerprint.hex(),
         requested_by=str(admission.requested_by),
+        session=admission.session,
         fencing_token=0 if admission.lease_owner is None else 1,
     )

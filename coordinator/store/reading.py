@@ -139,6 +139,18 @@ async def rested(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> S
     return [row["id"] for row in await connection.fetch(RESTED, tenant, ids)]
 
 
+UNFINISHED_OF_SESSION = """
+SELECT id FROM decisions WHERE tenant_id = $1 AND session = $2 AND status IN ('queued', 'running') ORDER BY id LIMIT $3
+"""
+
+
+async def unfinished_of_session(
+    connection: Connection, tenant: UUID, session: str, *, limit: int
+) -> Sequence[UUID]:
+    """Oldest first."""
+    return [row["id"] for row in await connection.fetch(UNFINISHED_OF_SESSION, tenant, session, limit)]
+
+
 async def decisions(
     connection: Connection,
     tenant: UUID,
