@@ -68,6 +68,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a draining worker may go on with what it has, unless it names another limit."""
     task_attempts: int = 3
     """How often a task is given to a worker before it fails because all of them fell silent."""
+    max_kept_readings: int = 10_000
+    """Readings kept for `MaxAge` evidence to be used again, in this process; 0 keeps none."""
+    max_kept_bytes: int = 32 * 1024 * 1024
+    """Size of all kept readings together, as JSON."""
     max_body_bytes: int = 256 * 1024
     default_wait_s: int = 10
     max_wait_s: int = 60

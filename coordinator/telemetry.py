@@ -15,6 +15,8 @@
     coordinator_decision_seconds                  histogram  type
     coordinator_stage_seconds                     histogram  stage
     coordinator_readings_total                    counter    source, state
+    coordinator_readings_saved_total              counter    source, how
+    coordinator_calls_cut_off_total               counter    source
     coordinator_operations_total                  counter    effect, state
     coordinator_tasks_total                       counter    source, state
     coordinator_transactions_total                counter    kind
@@ -86,6 +88,14 @@ DECISIONS = Labelled(
 DECISION_SECONDS = Labelled(Histogram("coordinator_decision_seconds", "From admission to rest", ["type"]))
 STAGE_SECONDS = Labelled(Histogram("coordinator_stage_seconds", "Time in one stage of the path", ["stage"]))
 READINGS = Labelled(Counter("coordinator_readings_total", "Readings of sources", ["source", "state"]))
+READINGS_SAVED = Labelled(
+    Counter(
+        "coordinator_readings_saved_total", "Readings that needed no call of their own", ["source", "how"]
+    )
+)
+CALLS_CUT_OFF = Labelled(
+    Counter("coordinator_calls_cut_off_total", "Calls that took longer than attempt_ms", ["source"])
+)
 OPERATIONS = Labelled(
     Counter("coordinator_operations_total", "State changes of operations", ["effect", "state"])
 )

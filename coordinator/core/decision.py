@@ -17,6 +17,7 @@ import msgspec
 from coordinator.core.budget import Need, OnExhausted
 from coordinator.core.effect import Sink, reserves_of
 from coordinator.core.evidence import MAX_UNITS, Addressed, Evidence, is_struct
+from coordinator.core.likeness import asker
 from coordinator.core.lock_names import LockNames
 from coordinator.core.outcome import Outcome
 from coordinator.core.packet import Packet
@@ -94,6 +95,7 @@ class DecisionType(Generic[R, D]):
         self.budget_wait_ms = budget_wait_ms
         self.needs = _needs(evidence, sinks)
         self.reserves = [need.amount for need in self.needs]
+        self.questions = {name: asker(declared.source) for name, declared in evidence.items()}
         self.types: dict[str, Any] = {name: declared.source.returns for name, declared in evidence.items()}
 
 

@@ -124,7 +124,11 @@ class ReadRequest:
 
 
 class Source(Protocol[T]):
-    """A read-only adapter; it may be called twice. ``provider`` names the pool whose limits its calls share."""
+    """A read-only adapter; it may be called twice. ``provider`` names the pool whose limits its calls share.
+
+    What several decisions of one tenant ask it at the same time is asked once (`coordinator.core.likeness`). A source whose
+    readings are made for one decision alone says so with an attribute ``shares = False``.
+    """
 
     @property
     def name(self) -> str: ...
@@ -235,9 +239,10 @@ class Evidence(Generic[T, P]):
     """One piece of evidence of a decision type: where it is read, how long that may take, how fresh it must be at commit.
 
     ``packet[evidence]`` is a ``T`` if required, else ``Present[T] | Missing``. ``deadline_ms`` covers all attempts, waiting in
-    the provider's pool included. ``after`` names evidence that must be there first; its values reach the source's request.
-    ``on_demand`` evidence is read only when the policy returns ``NeedMore`` naming it. ``units`` is how much of the provider's
-    units/min one call is expected to use; what it says it really used corrects that afterwards.
+    the provider's pool included; ``attempt_ms`` bounds each call alone, from when it has its slot: one that takes longer is cut
+    off, and repeated if ``attempts`` are left. ``after`` names evidence that must be there first; its values reach the source's
+    request. ``on_demand`` evidence is read only when the policy returns ``NeedMore`` naming it. ``units`` is how much of the
+    provider's units/min one call is expected to use; what it says it really used corrects that afterwards.
     """
 
     @overload
@@ -254,6 +259,7 @@ class Evidence(Generic[T, P]):
         on_demand: Literal[False] = ...,
         reserves: Money | None = ...,
         units: int = ...,
+        attempt_ms: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -269,6 +275,7 @@ class Evidence(Generic[T, P]):
         on_demand: bool = ...,
         reserves: Money | None = ...,
         units: int = ...,
+        attempt_ms: int | None = ...,
     ) -> None: ...
 
     def __init__(
@@ -284,6 +291,7 @@ class Evidence(Generic[T, P]):
         on_demand: bool = False,
         reserves: Money | None = None,
         units: int = 0,
+        attempt_ms: int | None = None,
     ) -> None:
         self.where = declared_at()
         if deadline_ms is None:
@@ -295,6 +303,8 @@ class Evidence(Generic[T, P]):
             )
         if not 1 <= attempts <= 10:
             raise DeclarationError(f"evidence {name!r}: attempts must be within 1..10", self.where)
+        if attempt_ms is not None and not (type(attempt_ms) is int and 1 <= attempt_ms <= deadline_ms):
+            raise DeclarationError(f"evidence {name!r}: attempt_ms must be within 1..deadline_ms", self.where)
         if on_demand and required:
             raise DeclarationError(
                 f"evidence {name!r}: on_demand evidence must be required=False", self.where
@@ -316,6 +326,7 @@ class Evidence(Generic[T, P]):
         self.on_demand = on_demand
         self.reserves = reserves
         self.units = units
+        self.attempt_ms = attempt_ms
 
 
 def _check_decisive_fields(name: str, returns: Any, freshness: Freshness, where: str) -> None:

@@ -189,9 +189,10 @@ async def _refresh(engine: Engine, run: Run, readings: Readings) -> Confirmation
     found = Confirmation()
 
     async def again(name: str, traceparent: str, others: anyio.CancelScope) -> None:
-        then = readings[name].item
-        declared = run.type.evidence[name]
-        now[name] = await read(engine, run, declared, readings, traceparent=traceparent, then=then)
+        then, declared = readings[name], run.type.evidence[name]
+        now[name] = await read(
+            engine, run, declared, readings, traceparent=traceparent, then=then.item, not_before=then.ended
+        )
 
     aged = [name for name, reading in readings.items() if _too_old(run, name, reading)]
     if aged:
@@ -266,9 +267,10 @@ async def _renew(
     if any(reading.item.state not in KNOWN for reading in found.readings.values()):
         return await _stays(engine, run, was, found.checks)
     readings |= found.readings
+    run.readings = readings
     wanted: Collection[str] = found.stale
     while True:
-        readings |= await gather(engine, run, wanted, readings)
+        await gather(engine, run, wanted)
         packet = freeze(run, readings)
         check_time(run)
         if run.expects_another(run.record.version):

@@ -44,8 +44,9 @@ async def fence(engine: Engine, run: Run, readings: Mapping[str, Reading]) -> Fe
 
     async def again(name: str, traceparent: str, others: anyio.CancelScope) -> None:
         declared = run.type.evidence[name]
+        then = readings[name]
         now[name] = await read(
-            engine, run, declared, readings, traceparent=traceparent, then=readings[name].item
+            engine, run, declared, readings, traceparent=traceparent, then=then.item, not_before=then.ended
         )
 
     decisive = [name for name in readings if _is_reread(run, readings[name])]

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 
+from coordinator.core.evidence import State
 from coordinator.core.packet import Packet
 from coordinator.engine.items import no_answer
 from coordinator.engine.read import read
@@ -22,11 +23,11 @@ from coordinator.engine.run import Engine, Reading, Run
 Readings = dict[str, Reading]
 
 
-async def gather(engine: Engine, run: Run, wanted: Iterable[str], have: Readings) -> Readings:
-    """Read ``wanted``; ``have`` is what is there already. Returns the new readings only."""
+async def gather(engine: Engine, run: Run, wanted: Iterable[str]) -> None:
+    """Read ``wanted`` into ``run.readings``, each the moment it is there. However this ends, there is an item for each."""
     asked_for = set(wanted)
     names = [name for name in run.type.evidence if name in asked_for]
-    fresh: Readings = {}
+    again, since = run.readings.keys() & asked_for, time.monotonic()
     there = {name: anyio.Event() for name in names}
     began: dict[str, float] = {}
 
@@ -36,21 +37,43 @@ async def gather(engine: Engine, run: Run, wanted: Iterable[str], have: Readings
             if before in there:
                 await there[before].wait()
         began[name] = time.monotonic()
-        fresh[name] = await read(engine, run, declared, {**have, **fresh}, traceparent=traceparent)
-        run.events.add("evidence", fresh[name].item)
+        reading = await read(
+            engine,
+            run,
+            declared,
+            run.readings,
+            traceparent=traceparent,
+            not_before=since if name in again or run.locks else 0.0,  # what a lock protects is read under it
+            reuse=name not in again,
+        )
+        run.readings[name] = reading
+        run.events.add("evidence", reading.item)
         there[name].set()
-        if declared.required and fresh[name].item.state != "found":
+        if declared.required and reading.item.state != "found":
             others.cancel()
 
-    with run.stage("gather", evidence_count=len(names)) as traceparent:
-        await at_once(names, partial(one, traceparent=traceparent))
-    for name in names:
-        if name not in fresh:
-            attempts = 1 if name in began else 0
-            now = time.monotonic()
-            fresh[name] = no_answer(run.type.evidence[name], "cancelled", began.get(name, now), attempts)
-            run.events.add("evidence", fresh[name].item)
-    return fresh
+    replaced = names
+    try:
+        with run.stage("gather", evidence_count=len(names)) as traceparent:
+            await at_once(names, partial(one, traceparent=traceparent))
+    except anyio.get_cancelled_exc_class():
+        # What was gathered in an earlier round is still all that is known.
+        replaced = [name for name in names if name not in again]
+        raise
+    finally:
+        for name in replaced:
+            if not there[name].is_set():
+                run.readings[name] = reading = _cut_short(run, name, began.get(name))
+                run.events.add("evidence", reading.item)
+
+
+def _cut_short(run: Run, name: str, began: float | None) -> Reading:
+    """What was under way or waited for its turn when the others were of no use any more, or the decision's time was over."""
+    now = time.monotonic()
+    if began is None:
+        return no_answer(run.type.evidence[name], "cancelled", now, 0)
+    state: State = "timed_out" if now >= run.ends_at else "cancelled"
+    return no_answer(run.type.evidence[name], state, began, 1)
 
 
 async def at_once(names: Sequence[str], read_one: Callable[..., Coroutine[Any, Any, None]]) -> None:

@@ -34,6 +34,8 @@ from coordinator.engine.chains import Chains
 from coordinator.engine.commit import Rest, commit, rest_without_commit
 from coordinator.engine.dispatch import dispatch
 from coordinator.engine.expire import expire
+from coordinator.engine.flights import Flights
+from coordinator.engine.kept import Kept
 from coordinator.engine.path import walk
 from coordinator.engine.pooled import Pooled
 from coordinator.engine.pools import Providers
@@ -51,6 +53,8 @@ from coordinator.store.database import Database
 
 log = logging.getLogger(__name__)
 Answer = asyncio.Future[Committed | Superseded]
+LANDING_S = 1.0
+"""How long a cancelled reading may take to end, beside its clean-ups, before its decision goes on without waiting for that."""
 
 
 class Holdings:
@@ -84,6 +88,8 @@ class Holdings:
             boundary=Boundary(database, tasks, coordinator.record_kinds, by),
             settings=settings,
             providers=Providers(settings.provider_concurrency, coordinator.pools),
+            flights=Flights(settings.cleanup_ms / 1000 + LANDING_S),
+            kept=Kept(settings.max_kept_readings, settings.max_kept_bytes),
             chains=Chains(),
             tasks=self.remote.tasks,
             owner=owner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,8 +24,19 @@ from coordinator.core.evidence import (
 )
 from coordinator.core.money import Money
 from coordinator.core.view import timestamp
+from coordinator.engine.call import CUT_OFF
 from coordinator.engine.run import Engine, Reading, Run
 from coordinator.store.records import Locked
+
+
+class Made(NamedTuple):
+    """How a reading was made: ``began`` is when it was asked for, ``called`` when the call began that answered it, ``attempts`` how
+    many answers it took. Ages count from ``called``: also where another decision's call answers that began earlier."""
+
+    began: float
+    called: float
+    attempts: int
+    how: str = "own"
 
 
 def reading_of(
@@ -33,10 +44,12 @@ def reading_of(
     run: Run,
     declared: Evidence[Any, Any],
     answer: Answer[Any],
-    began: float,
-    attempts: int,
+    made: Made,
     then: Item | None,
 ) -> Reading:
+    if made.how != "own":
+        telemetry.READINGS_SAVED.labels(declared.source.name, made.how).inc()
+    began, called, attempts, how = made
     match answer:
         case Found() | Absent() | Failed() | Unchanged() if not _in_currency(run, answer.cost):
             error = ItemError(
@@ -44,30 +57,31 @@ def reading_of(
             )
             return no_answer(declared, "failed", began, attempts, error)
         case Found():
-            return _found(engine, declared, answer, began, attempts)
+            return _found(engine, declared, answer, made)
         case Absent(revision, cost):
             revision = revision and clean_text(revision)
-            return no_answer(declared, "absent", began, attempts, revision=revision, cost=cost)
+            absent = no_answer(declared, "absent", began, attempts, revision=revision, cost=cost, how=how)
+            return Reading(absent.item, called)
         case Unchanged() if then is not None:
-            return Reading(then, began)
+            return Reading(then, called)
         case Unchanged():
             error = ItemError(
                 "unexpected-unchanged",
                 "the source answered 'unchanged' to a reading that was not conditional",
             )
-            return no_answer(declared, "failed", began, attempts, error)
+            return no_answer(declared, "failed", began, attempts, error, how=how)
         case Failed(code, message):
+            state: State = "timed_out" if answer is CUT_OFF else "failed"
             error = ItemError(clean_text(code), clean_text(message))
-            return no_answer(declared, "failed", began, attempts, error, cost=answer.cost)
+            return no_answer(declared, state, began, attempts, error, cost=answer.cost, how=how)
 
 
 def _in_currency(run: Run, cost: Money | None) -> bool:
     return cost is None or not run.type.reserves or cost.currency == run.type.reserves[0].currency
 
 
-def _found(
-    engine: Engine, declared: Evidence[Any, Any], found: Found[Any], began: float, attempts: int
-) -> Reading:
+def _found(engine: Engine, declared: Evidence[Any, Any], found: Found[Any], made: Made) -> Reading:
+    began, called, attempts, how = made
     try:
         value: JsonValue = msgspec.to_builtins(found.value, str_keys=True)
         check(value)
@@ -98,8 +112,25 @@ def _found(
         cost=found.cost,
         confidence=found.confidence,
         interval=found.interval,
+        reading=how,
     )
-    return Reading(item, began - found.age_ms / 1000)
+    return Reading(item, called - found.age_ms / 1000)
+
+
+def reused(declared: Evidence[Any, Any], kept: Item, began: float) -> Reading:
+    """What was found a while ago, when it was observed then, for another decision or another evidence. It costs this one nothing."""
+    telemetry.READINGS.labels(declared.source.name, "found").inc()
+    telemetry.READINGS_SAVED.labels(declared.source.name, "reused").inc()
+    item = msgspec.structs.replace(
+        kept,
+        name=declared.name,
+        freshness=declared.freshness.as_json(),
+        elapsed_ms=0,
+        attempts=0,
+        cost=None,
+        reading="reused",
+    )
+    return Reading(item, began)
 
 
 def no_answer(
@@ -110,8 +141,9 @@ def no_answer(
     error: ItemError | None = None,
     revision: str | None = None,
     cost: Money | None = None,
+    how: str = "own",
 ) -> Reading:
-    item = _item(declared, state, began, attempts, error=error, revision=revision, cost=cost)
+    item = _item(declared, state, began, attempts, error=error, revision=revision, cost=cost, reading=how)
     return Reading(item, began)
 
 
@@ -137,5 +169,5 @@ def record_reading(
         reading = no_answer(declared, "absent", began, 1, revision="0")
     else:
         found: Found[Any] = Found(msgspec.json.decode(locked.data), revision=str(locked.version))
-        reading = _found(engine, declared, found, began, 1)
+        reading = _found(engine, declared, found, Made(began, began, 1))
     return Reading(reading.item, began, (key, locked))

@@ -9,8 +9,13 @@
                                                          the caller named its version       -> conflicted (409 stale-version)
                                                          a lock of ours is another's now    -> lock
 
-Time is bounded by the decision's limit (-> expired), rounds by the type's (-> conflicted, or in_review if the policy kept asking
-for more). Whatever happens, `walk` ends with the decision at rest, or held by another process.
+Every limit ends in an answer, with everything gathered so far in its packet:
+
+    time      the decision's own: the policy has not run yet -> expired; it has -> in_review, `time-limit`
+    rounds    the type's: things kept moving -> conflicted; the policy kept asking for more -> in_review, `round-limit`
+    cost      the request's ceiling: the next reading may cost more than is left -> in_review, `cost-limit`
+
+Whatever happens, `walk` ends with the decision at rest, or held by another process.
 """
 
 from __future__ import annotations
@@ -63,13 +68,18 @@ async def _walk(engine: Engine, run: Run) -> Committed | Superseded:
             run.tell_start()
             with suppress(OutOfTime):
                 return await _rounds(engine, run)
-    if run.cancelled or on_request.cancel_called:
-        rest = rest_without_commit(
-            "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
-        )
-    else:
-        rest = rest_without_commit("expired", "time-limit", f"the time limit ran out {_when(run)}")
-    return await _rest(engine, run, rest)
+    return await _rest(engine, run, _cut_short(run, run.cancelled or on_request.cancel_called))
+
+
+def _cut_short(run: Run, on_request: bool) -> Rest:
+    """With everything gathered so far."""
+    packet = freeze(run, run.readings) if run.readings else None
+    if on_request:
+        reason = "cancelled on request; nothing was changed, nothing was sent"
+        return rest_without_commit("cancelled", "cancelled", reason, packet)
+    reason = f"the time limit ran out {_when(run)}"
+    status = "in_review" if run.rounds else "expired"
+    return rest_without_commit(status, "time-limit", reason, packet, readings={**run.readings})
 
 
 def _when(run: Run) -> str:
@@ -85,10 +95,10 @@ async def _rounds(engine: Engine, run: Run) -> Committed | Superseded:
         return await _rest(engine, run, _stale(run, run.record.version))
     if (instead := await reserve_before_work(engine, run)) is not None:
         return await _rest(engine, run, instead)
-    readings: Readings = {}
+    readings = run.readings
     wanted: Iterable[str] = [name for name, declared in run.type.evidence.items() if not declared.on_demand]
     while True:
-        readings |= await gather(engine, run, wanted, readings)
+        await gather(engine, run, wanted)
         packet = freeze(run, readings)
         await failpoint("gather.after")
         check_time(run)
@@ -113,6 +123,8 @@ async def _apply(
     fenced = await fence(engine, run, readings)
     run.events.add("fence", {"rounds": run.rounds, "held": fenced.held, "checks": fenced.checks})
     await failpoint("fence.after")
+    if run.cost_limited:
+        return await _rest(engine, run, _beyond_ceiling(packet, readings))
     if not fenced.held:
         if run.out_of_rounds:
             return await _rest(engine, run, _evidence_moved(packet, fenced))
@@ -152,6 +164,8 @@ def conclude(engine: Engine, run: Run, packet: Packet, readings: Readings) -> De
 
 
 def _conclude(engine: Engine, run: Run, packet: Packet, readings: Readings) -> Decided | Rest | NeedMore:
+    if run.cost_limited:
+        return _beyond_ceiling(packet, readings)
     if lacking := missing(run, packet):
         states = ", ".join(f"{name} ({packet.item(name).state})" for name in lacking)
         return rest_without_commit(
@@ -174,6 +188,11 @@ def _conclude(engine: Engine, run: Run, packet: Packet, readings: Readings) -> D
         reason = f"the policy keeps asking for more evidence: {asked}"
         return rest_without_commit("in_review", "round-limit", reason, packet, readings={**readings})
     return decided
+
+
+def _beyond_ceiling(packet: Packet, readings: Readings) -> Rest:
+    reason = "another reading may cost more than what is left of the decision's ceiling"
+    return rest_without_commit("in_review", "cost-limit", reason, packet, readings={**readings})
 
 
 async def _commit_in_chain(

@@ -1,49 +1,45 @@
 """Read: one reading of one source, under its deadline, inside its provider's limits.
 
-A failure that says that a repeat may help is repeated, and the pause before it holds no slot. When the reading is cancelled, by its
-deadline or from outside, the clean-ups that the source registered run, bounded in time. What comes back is always an item.
+    kept        `MaxAge` evidence may be answered by what was found a short while ago (`kept.py`)       reading: "reused"
+    in flight   what another decision asks right now is asked once (`flights.py`)                       reading: "shared"
+    own         else a call of its own (`call.py`), repeated where that may help (`attempts.py`)        reading: "own"
+
+Only a call of one's own costs anything. A reading that confirms an earlier one joins no flight that began before that one had
+ended, and takes nothing that was kept: a confirmation is a real one. What comes back is always an item.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
 import msgspec
-import tenacity
 
 from coordinator import telemetry
 from coordinator.core.evidence import (
-    MAX_UNITS,
-    Absent,
     Answer,
     Evidence,
     Failed,
-    Found,
     Item,
     ItemError,
     LocalSource,
+    MaxAge,
     ReadRequest,
-    Source,
-    Unchanged,
     clean_text,
 )
-from coordinator.engine.items import no_answer, reading_of, record_reading
+from coordinator.engine.attempts import Attempts
+from coordinator.engine.call import call
+from coordinator.engine.cleanups import Cleanups
+from coordinator.engine.flights import CALLED_OFF, Flight
+from coordinator.engine.items import Made, no_answer, reading_of, record_reading, reused
 from coordinator.engine.parts import Parts
 from coordinator.engine.run import Engine, Reading, Run
-from coordinator.engine.tasks import NEVER_BEGUN, Asker
 from coordinator.errors import RateLimited
-from coordinator.logs import THEIR_FAULTS, description_of, traceback_of
 from coordinator.store.records import Locked, read_records
 
-log = logging.getLogger(__name__)
-_JITTER = tenacity.wait_random_exponential(multiplier=0.05, max=5)
+BEYOND_CEILING = Failed("cost-limit", "what it may cost does not fit in the decision's ceiling any more")
 GRACE_S = 1.0
 """A source's own limit comes this much later than our deadline, so that running out of time is one thing: `timed_out`."""
 
@@ -56,9 +52,12 @@ async def read(
     *,
     traceparent: str,
     then: Item | None = None,
+    not_before: float = 0.0,
+    reuse: bool = False,
 ) -> Reading:
     """One reading under its deadline. ``then`` makes it a re-reading: conditional on that item's revision, and the source may
-    answer that nothing changed."""
+    answer that nothing changed. A call that is shared has to begin after ``not_before``, on this process's monotonic clock. ``reuse``
+    allows for what was kept."""
     began = time.monotonic()
     lacking = next((name for name in declared.after if have[name].item.state != "found"), None)
     if lacking is not None:
@@ -68,9 +67,8 @@ async def read(
     if run.left_out(declared.name):
         unpaid = ItemError("budget-exhausted", "no budget had room for what it may cost")
         return no_answer(declared, "skipped", began, 0, unpaid)
-    cleanups = _Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
-    attempts = _Attempts(declared.attempts)
     limit = min(declared.deadline_ms / 1000, max(0.0, run.ends_at - began))
+    cleanups = Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
     reserved = ("evidence", declared.name)
     with telemetry.span("coordinator.read", traceparent, evidence_name=declared.name) as inside:
         request = ReadRequest(
@@ -83,166 +81,123 @@ async def read(
             timeout_s=limit + GRACE_S,
             traceparent=inside,
             on_cancel=cleanups.append,
-            emit=Parts(engine.settings, run.events, declared, lambda: attempts.count),
+            emit=Parts(engine.settings, run.events, declared, lambda: reader.attempts.count),
             reservation=str(run.held[reserved]) if run.held and reserved in run.held else None,
         )
+        if declared.local is not None:
+            with anyio.move_on_after(limit):
+                return await _read_record(engine, run, declared, declared.local, request, began)
+            return no_answer(declared, "timed_out", began, 1)
+        reader = _Reader(engine, run, declared, request, cleanups, began, began + limit, not_before)
+        if reuse and (known := reader.known()) is not None:
+            return known
         with anyio.move_on_after(limit):
-            try:
-                if declared.local is not None:
-                    return await _read_record(engine, run, declared, declared.local, request, began)
-                call = partial(_call, engine, run, declared, request)
-                if declared.by_worker is not None:
-                    call = partial(_by_worker, engine, run, declared, request, began + limit)
-                answer = await attempts.run(call)
-                return reading_of(engine, run, declared, answer, began, attempts.count, then)
-            except anyio.get_cancelled_exc_class():
-                await cleanups.run()
-                raise
-        return no_answer(declared, "timed_out", began, attempts.count)
+            return await reader.read(then)
+        return no_answer(declared, "timed_out", began, reader.attempts.count)
 
 
-async def _call(engine: Engine, run: Run, declared: Evidence[Any, Any], request: ReadRequest) -> Answer[Any]:
-    """One call, inside its provider's slot. Whatever ends it, the run knows what it cost, or that this is not known. A call whose turn
-    would come too late is not made, and costs nothing."""
-    try:
-        async with engine.providers.of(declared.remote.provider).slot(declared.units) as call:
-            answer: Answer[Any] | None = None
-            try:
-                answer = await _answer(declared.remote, request)
-                call.used(answer.units)
+class _Reader:
+    """One who asks a source, and may find that somebody else has asked or is asking the same."""
+
+    __slots__ = (
+        "asked",
+        "attempts",
+        "began",
+        "called",
+        "calls",
+        "cleanups",
+        "declared",
+        "engine",
+        "not_before",
+        "question",
+        "request",
+        "run",
+        "shared",
+        "until",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        run: Run,
+        declared: Evidence[Any, Any],
+        request: ReadRequest,
+        cleanups: Cleanups,
+        began: float,
+        until: float,
+        not_before: float,
+    ) -> None:
+        self.engine = engine
+        self.run = run
+        self.declared = declared
+        self.request = request
+        self.cleanups = cleanups
+        self.began = began
+        self.until = until
+        self.not_before = not_before
+        self.attempts = Attempts(declared.attempts)
+        self.question = run.type.questions[declared.name](request)
+        asked = (self.question, request.if_revision, declared.attempt_ms)
+        self.asked = None if self.question is None else asked
+        self.shared = False
+        self.calls = 0
+        """Begun by this reader, and paid by its decision."""
+        self.called = began
+        """When the call began that gave the last answer."""
+
+    def known(self) -> Reading | None:
+        """What is kept, without asking anybody."""
+        freshness = self.declared.freshness
+        if not isinstance(freshness, MaxAge):
+            return None
+        kept = self.engine.kept.fresh(self.question, freshness.max_age_ms)
+        return None if kept is None else reused(self.declared, *kept)
+
+    async def read(self, then: Item | None) -> Reading:
+        answer = await self.attempts.run(self._ask)
+        if answer is CALLED_OFF and time.monotonic() >= self.until:
+            return no_answer(self.declared, "timed_out", self.began, self.attempts.count)
+        if answer is BEYOND_CEILING:
+            self.run.cost_limited = True
+            error = ItemError(BEYOND_CEILING.code, BEYOND_CEILING.message)
+            return no_answer(self.declared, "skipped", self.began, self.attempts.count - 1, error)
+        if self.shared and answer.cost is not None:
+            answer = msgspec.structs.replace(answer, cost=None)
+        made = Made(self.began, self.called, self.attempts.count, "shared" if self.shared else "own")
+        reading = reading_of(self.engine, self.run, self.declared, answer, made, then)
+        if isinstance(self.declared.freshness, MaxAge):
+            self.engine.kept.keep(self.question, reading.item, reading.began)
+        return reading
+
+    async def _ask(self) -> Answer[Any]:
+        """An answer from whoever asks already, or of one's own. What fails only because the limit of whoever began it was shorter
+        than ours, is asked again."""
+        flights = self.engine.flights
+        while True:
+            flight = flights.latest(self.asked, self.not_before)
+            self.shared = flight is not None
+            if flight is None and self.calls == 0 and not self.run.affords(self.declared.reserves):
+                return BEYOND_CEILING
+            flight = flight or self._begin()
+            answer = await flights.landing(flight, self.until)
+            self.called = min(flight.began, time.monotonic())
+            if not (self.shared and self._cut_short(flight, answer)):
                 return answer
-            finally:
-                run.bill(declared.name, answer.cost if answer else None)
-    except RateLimited as error:
-        return Failed(error.code, str(error))
 
+    def _cut_short(self, flight: Flight, answer: Answer[Any]) -> bool:
+        """Whether it failed for want of time, and there is some left here."""
+        now = time.monotonic()
+        limited = now >= flight.until or (isinstance(answer, Failed) and answer.code == RateLimited.code)
+        return isinstance(answer, Failed) and limited and flight.until < self.until and now < self.until
 
-async def _by_worker(
-    engine: Engine, run: Run, declared: Evidence[Any, Any], request: ReadRequest, until: float
-) -> Answer[Any]:
-    """One task of a remote worker; its capacity is the limit, and no provider's slot is held. Where no worker ever had the task,
-    nothing can have been spent."""
-    assert declared.by_worker is not None
-    asker = Asker(run.tenant, run.id, run.token, request.traceparent, until)
-    answer: Answer[Any] | None = None
-    try:
-        answer = await engine.tasks.read(asker, declared, declared.by_worker, request)
-        return answer
-    finally:
-        if not isinstance(answer, Failed) or answer.code not in NEVER_BEGUN:
-            run.bill(declared.name, answer.cost if answer else None)
-
-
-async def _answer(source: Source[Any], request: ReadRequest) -> Answer[Any]:
-    """What the source said, or a typed failure where it raised or said something that is no answer."""
-    try:
-        return _well_formed(await source.read(request))
-    except asyncio.CancelledError:
-        if _is_being_cancelled():
-            raise
-        return Failed(
-            "source-raised", "CancelledError: something inside the source was cancelled, not the reading"
-        )
-    except THEIR_FAULTS as error:  # the boundary to adapters; recorded as a typed failure
-        return Failed("source-raised", description_of(error))
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-_ABOUT: Any = Found[None]
-
-
-def _well_formed(answer: object) -> Answer[Any]:
-    """An adapter is not obliged to check its types; what it says beside the value is checked here, the value in `_found`."""
-    try:
-        match answer:
-            case Found(age_ms=age_ms, confidence=confidence, interval=interval):
-                msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(answer, value=None)), _ABOUT)
-                if (
-                    age_ms < 0
-                    or not 0 <= (confidence or 0) <= 1
-                    or not all(map(math.isfinite, interval or ()))
-                ):
-                    return Failed("malformed-value", "age_ms, confidence or interval is out of range")
-            case Absent() | Failed() | Unchanged():
-                msgspec.convert(msgspec.to_builtins(answer), type(answer))
-            case _:
-                return Failed("malformed-answer", clean_text(f"not an answer of a source: {answer!r}"))
-        if answer.cost is not None and answer.cost.amount_minor < 0:
-            return Failed("malformed-answer", "the cost is negative")
-        if not 0 <= (answer.units or 0) <= MAX_UNITS:
-            return Failed("malformed-answer", f"units is not within 0..{MAX_UNITS}")
-    except (msgspec.ValidationError, TypeError, ValueError) as error:
-        code = "malformed-value" if isinstance(answer, Found) else "malformed-answer"
-        return Failed(code, clean_text(str(error)))
-    return answer
-
-
-class _Attempts:
-    """Up to ``limit`` calls, while the answer is a failure that says a repeat may help. The pause between them holds no slot."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.count = 0
-
-    async def run(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any]:
-        answer = await self._once(call)
-        if self.limit == 1 or not _worth_repeating(answer):
-            return answer
-        known = [answer]
-
-        async def attempt() -> Answer[Any]:
-            return known.pop() if known else await self._once(call)
-
-        repeated = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_result(_worth_repeating),
-            stop=tenacity.stop_after_attempt(self.limit),
-            wait=_pause,
-            retry_error_callback=lambda state: state.outcome.result() if state.outcome else answer,
-        )
-        last: Answer[Any] = await repeated(attempt)
-        return last
-
-    async def _once(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any]:
-        self.count += 1
-        return await call()
-
-
-def _pause(state: tenacity.RetryCallState) -> float:
-    """What the provider asked for, else exponential with full jitter; in seconds."""
-    answer = state.outcome.result() if state.outcome else None
-    if isinstance(answer, Failed) and answer.retry_after_ms:
-        return answer.retry_after_ms / 1000
-    return _JITTER(state)
-
-
-def _worth_repeating(answer: Answer[Any]) -> bool:
-    return isinstance(answer, Failed) and answer.retryable
-
-
-class _Cleanups(list[Callable[[], Awaitable[None]]]):
-    """What a source registered to be undone if its reading is cancelled. Bounded in time; a failing one is logged and the rest
-    still run."""
-
-    def __init__(self, name: str, seconds: float) -> None:
-        super().__init__()
-        self._name = name
-        self._seconds = seconds
-
-    async def run(self) -> None:
-        with anyio.move_on_after(self._seconds, shield=True) as scope:
-            for cleanup in reversed(self):
-                try:
-                    await cleanup()
-                except THEIR_FAULTS as error:  # the boundary to adapters; logged
-                    log.error("a clean-up of evidence %s failed: %s", self._name, traceback_of(error))
-        if scope.cancelled_caught:
-            log.error(
-                "a clean-up of evidence %s took longer than %s s and was cancelled", self._name, self._seconds
-            )
+    def _begin(self) -> Flight:
+        self.calls += 1
+        self.run.calls[self.declared.name] += 1
+        self.cleanups.clear()
+        flight = Flight(self.asked, self.until)
+        asked = call(self.engine, self.run, self.declared, self.request, self.cleanups, flight)
+        self.engine.flights.begin(flight, asked)
+        return flight
 
 
 async def _read_record(

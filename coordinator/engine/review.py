@@ -243,6 +243,7 @@ class Reviews:
         kept = decode_kept(row.review or b"")
         run.spent, run.silent_before = {**kept.spent}, frozenset(kept.silent)
         run.settled = {name: len(costs) for name, costs in kept.spent.items()}
+        run.calls.update(run.settled)
         assert view.review is not msgspec.UNSET
         older_ms = max(0, (row.now - datetime.fromisoformat(view.review.as_of)) // MILLISECOND)
         was = shown(run, kept, view, older_ms, began)

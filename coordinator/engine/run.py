@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
 from coordinator.engine.chains import Chains
 from coordinator.engine.events import EventLog
+from coordinator.engine.flights import Flights
+from coordinator.engine.kept import Kept
 from coordinator.engine.lines import Lines, Places
 from coordinator.engine.pools import Providers
 from coordinator.engine.tasks import Tasks
@@ -40,11 +43,13 @@ from coordinator.store.reserve import Secured
 @dataclass(frozen=True, slots=True)
 class Reading:
     """An item of evidence; ``began`` is when its reading began, on this process's monotonic clock: the value held at some moment
-    after that, so ages counted from it are never too small. ``local`` is what a record evidence was read as."""
+    after that, so ages counted from it are never too small. ``local`` is what a record evidence was read as. ``ended``: what
+    confirms it has to begin after that."""
 
     item: Item
     began: float
     local: tuple[Key, Locked] | None = None
+    ended: float = field(default_factory=time.monotonic)
 
     def age_ms(self) -> int:
         return int((time.monotonic() - self.began) * 1000)
@@ -81,10 +86,12 @@ class Run:
     rendered_at: float = 0.0
     """When the commit was rendered: the leases of its operations began after that."""
     stages: list[Stage] = field(default_factory=list)
+    readings: dict[str, Reading] = field(default_factory=dict)
+    """Everything gathered so far."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """How many calls were begun for each evidence: in every round, by the gather and by the fence."""
     spent: dict[str, list[Money]] = field(default_factory=dict)
-    """What the calls of each evidence's source reported they cost: in every round, by the gather and by the fence."""
-    silent: set[str] = field(default_factory=set)
-    """Evidence of which a call was begun that did not report its cost, or has not yet: it may still be billed."""
+    """What those calls reported they cost."""
     held: Secured | None = None
     """What is reserved for its work, by kind and item; None before that was asked for."""
     short: Short | None = None
@@ -95,6 +102,8 @@ class Run:
     """Evidence that was silent until an earlier rest; what was reserved for it then is uncertain since."""
     accounted: bool = True
     """Whether ``spent`` and ``silent`` are the whole truth. Not if it is brought to rest by a process that it does not run in."""
+    cost_limited: bool = False
+    """A reading was not begun because what it may cost did not fit in the ceiling any more."""
     moves: list[Check] = field(default_factory=list)
     """The checks that did not hold in earlier rounds."""
     lock_names: tuple[str, ...] = field(init=False, default=())
@@ -139,11 +148,17 @@ class Run:
         known = (*self.type.reserves, self.request.ceiling, *(costs[0] for costs in self.spent.values()))
         return next((amount.currency for amount in known if amount is not None), None)
 
+    @property
+    def silent(self) -> set[str]:
+        """Evidence of which a call was begun that did not report its cost, or has not yet: it may still be billed."""
+        return {name for name in self.calls if self._silent_calls(name) > 0}
+
+    def _silent_calls(self, name: str) -> int:
+        return self.calls[name] - len(self.spent.get(name, ()))
+
     def bill(self, name: str, cost: Money | None) -> None:
         """Take down what one call cost. None: it did not say; and what it says in a currency that is not ours is no answer."""
-        if cost is None or cost.currency != (self.currency or cost.currency):
-            self.silent.add(name)
-        else:
+        if cost is not None and cost.currency == (self.currency or cost.currency):
             self.spent.setdefault(name, []).append(cost)
 
     def left_out(self, name: str) -> bool:
@@ -153,6 +168,21 @@ class Run:
             and self.type.evidence[name].reserves is not None
             and ("evidence", name) not in self.held
         )
+
+    def affords(self, reserve: Money | None) -> bool:
+        """Whether a reading that may cost so much may begin: together with what was spent, and with the reserve of each call
+        that has not said what it cost, it has to fit in the decision's ceiling. So the ceiling holds unless a call costs more
+        than its evidence reserves; repeats within one reading are what its reserve is for."""
+        ceiling = self.request.ceiling
+        if reserve is None or ceiling is None:
+            return True
+        spent = sum(cost.amount_minor for costs in self.spent.values() for cost in costs)
+        unknown = sum(
+            declared.reserves.amount_minor * (self._silent_calls(name) + (name in self.silent_before))
+            for name, declared in self.type.evidence.items()
+            if declared.reserves is not None
+        )
+        return spent + unknown + reserve.amount_minor <= ceiling.amount_minor
 
     @property
     def out_of_rounds(self) -> bool:
@@ -240,6 +270,8 @@ class Engine:
     boundary: Boundary
     settings: Settings
     providers: Providers
+    flights: Flights
+    kept: Kept
     chains: Chains
     tasks: Tasks
     owner: UUID

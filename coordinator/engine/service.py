@@ -360,6 +360,7 @@ async def run_service(
         finally:
             with anyio.CancelScope(shield=True):
                 await holdings.drain()
+                await holdings.engine.flights.aclose()
                 for adapter in coordinator.closables():
                     await adapter.aclose()
             tasks.cancel_scope.cancel()

@@ -85,4 +85,5 @@ async def test_the_time_limit_holds_where_nothing_awaits(database_url: str) -> N
     sink = Sent()
     async with running(service_of(policy=slow, effects=[sink]), database_url) as service:
         decision = await service.decided(time_limit_ms=200)
-    assert (decision["status"], decision["operations"], sink.sends) == ("expired", [], [])
+    assert (decision["status"], decision["outcome"]["code"]) == ("in_review", "time-limit")
+    assert (decision["operations"], sink.sends) == ([], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from coordinator import Decisive, Evidence
 from coordinator.core.evidence import Absent, Answer, Failed, Found, ReadRequest, Unchanged
 from coordinator.core.money import Money, money
 from tests.engine.harness import Fact, Gate, Number, evidence_of, running, service_of
+from tests.support import eventually
 
 CENT = money("0.01 SGD")
 
@@ -127,3 +129,22 @@ async def test_a_negative_cost_is_malformed(database_url: str) -> None:
         decision = await service.decided()
     assert evidence_of(decision, "cost")["error"]["code"] == "malformed-answer"
     assert minor(decision["budget"]["uncertain"]) == 40
+
+
+async def test_a_call_that_never_got_its_slot_never_began_and_cannot_be_billed(database_url: str) -> None:
+    gate = Gate()
+    evidence = [
+        Evidence("holder", Fact("holder", gate.answering(), provider="shared"), deadline_ms=10_000),
+        paid("waits", saying(Found(Number(1))), deadline_ms=50),
+    ]
+    evidence[1].remote.provider = "shared"  # type: ignore[misc]  # a Fact's is an attribute
+    async with running(service_of(*evidence), database_url, provider_concurrency=1) as service:
+        pending = asyncio.ensure_future(service.decided())
+        await gate.arrived.wait()
+        provider = service.service._holdings.engine.providers.of("shared")
+        await eventually(lambda: provider.waiting == 1)
+        await eventually(lambda: provider.waiting == 0)
+        gate.open()
+        decision = await pending
+    assert evidence_of(decision, "waits")["state"] == "timed_out"
+    assert (decision["budget"]["settled"], decision["budget"]["uncertain"]) == (None, None)
