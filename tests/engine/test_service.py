@@ -468,7 +468,7 @@ async def test_a_process_that_lost_a_lease_to_itself_keeps_serving(
         caller = asyncio.ensure_future(service.post("k"))
         await gate.arrived.wait()
         await root.execute("UPDATE decisions SET lease_expires_at = '-infinity'")
-        await eventually(lambda: [run.token for run in service.service._holdings.runs.values()] == [2])
+        await eventually(lambda: [run.token > 1 for run in service.service._holdings.runs.values()] == [True])
         gate.open()
         assert isinstance(await caller, Rested)
         assert (await service.decided("next"))["status"] == "committed"
