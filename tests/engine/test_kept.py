@@ -103,9 +103,8 @@ async def test_a_reading_again_because_of_its_age_asks_the_source(database_url: 
         gate.set()
         made = await asyncio.gather(warm, other)
     assert [decision["status"] for decision in made] == ["committed", "committed"]
-    for decision in made:
-        assert decision["fence"]["rounds"] >= 2
-        assert evidence_of(decision, "a")["value"]["value"] == 2
+    assert max(decision["fence"]["rounds"] for decision in made) >= 2
+    assert [evidence_of(decision, "a")["value"]["value"] for decision in made] == [2, 2]
 
 
 async def test_what_is_gathered_again_because_something_before_it_moved_is_not_taken_from_what_was_kept(
