@@ -19,8 +19,13 @@ from coordinator.core.money import money
 from coordinator.engine.kept import Kept
 from tests.engine.harness import Fact, Number, Running, evidence_of, running, service_of, values
 from tests.store.given import new_tenant
+from tests.support import eventually
 
 HOUR = MaxAge(timedelta(hours=1))
+
+
+async def passed(moment: float) -> None:
+    await eventually(lambda: time.monotonic() > moment)
 
 
 def a(source: Fact, **more: Any) -> Evidence[Number, Any]:
@@ -57,7 +62,7 @@ async def test_a_reading_that_is_too_old_by_now_is_read_again(database_url: str)
     source = Fact("a", old)
     async with running(service_of(a(source)), database_url) as service:
         first = await service.decided("first")
-        await asyncio.sleep(0.11)  # until it is older than it may be
+        await passed(time.monotonic() + 0.11)  # and now it is older than it may be
         second = await service.decided("second")
     assert source.reads == 2
     assert [evidence_of(made, "a")["reading"] for made in (first, second)] == ["own", "own"]
@@ -85,13 +90,19 @@ async def test_evidence_with_a_shorter_age_does_not_take_what_is_young_enough_fo
 
 async def test_a_reading_again_because_of_its_age_asks_the_source(database_url: str) -> None:
     """What was kept is found too old by the fence: the second round must not find it again."""
-    gate = asyncio.Event()
+    gate, waiting_for = asyncio.Event(), asyncio.Event()
+    read_at: list[float] = []
 
     async def slow(_: ReadRequest, __: int) -> Found[Number]:
+        waiting_for.set()
         await gate.wait()
         return Found(Number(1))
 
-    source = Fact("a", values(1, 2))
+    async def timed(_: ReadRequest, n: int) -> Found[Number]:
+        read_at.append(time.monotonic())
+        return Found(Number(min(n, 2)))
+
+    source = Fact("a", timed)
     evidence = [
         Evidence("a", source, deadline_ms=20_000, freshness=MaxAge(timedelta(milliseconds=500))),
         Evidence("slow", Fact("slow", slow), deadline_ms=20_000, after=["a"]),
@@ -99,7 +110,8 @@ async def test_a_reading_again_because_of_its_age_asks_the_source(database_url: 
     async with running(service_of(*evidence), database_url) as service:
         warm = asyncio.ensure_future(service.decided("warm"))
         other = asyncio.ensure_future(service.decided("other"))
-        await asyncio.sleep(0.55)  # until what was read is older than it may be
+        await eventually(lambda: len(read_at) == 1 and waiting_for.is_set())
+        await passed(read_at[0] + 0.55)  # and now what was read is older than it may be
         gate.set()
         made = await asyncio.gather(warm, other)
     assert [decision["status"] for decision in made] == ["committed", "committed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -267,7 +268,8 @@ async def test_waiting_for_a_slot_does_not_count_against_the_ceiling_of_a_call(d
     async with running(coordinator, database_url, provider_concurrency=1) as service:
         pending = asyncio.ensure_future(service.decided())
         await gate.arrived.wait()
-        await asyncio.sleep(0.1)  # longer than the waiter's call may take
+        longer = time.monotonic() + 0.1  # than the waiter's call may take
+        await eventually(lambda: time.monotonic() > longer)
         gate.open()
         decision = await pending
     assert decision["status"] == "committed"
