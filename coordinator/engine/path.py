@@ -89,12 +89,12 @@ def _when(run: Run) -> str:
 
 
 async def _rounds(engine: Engine, run: Run) -> Committed | Superseded:
+    if (instead := await reserve_before_work(engine, run)) is not None:
+        return await _rest(engine, run, instead)
     if run.lock_names and not await take(engine, run):
         return Superseded()
     if run.expects_another(run.record.version):
         return await _rest(engine, run, _stale(run, run.record.version))
-    if (instead := await reserve_before_work(engine, run)) is not None:
-        return await _rest(engine, run, instead)
     readings = run.readings
     wanted: Iterable[str] = [name for name, declared in run.type.evidence.items() if not declared.on_demand]
     while True:

@@ -1,4 +1,4 @@
-"""What readings cost: every call that was begun is accounted for, by what it said or as not known (towards I9 and I10)."""
+"""What readings cost: every call that was begun is accounted for, by what it said or as not known (I10)."""
 
 from __future__ import annotations
 
