@@ -271,6 +271,7 @@ CREATE TABLE tasks (
 );
 CREATE INDEX tasks_waiting ON tasks (tenant_id, capability, created_at) WHERE state = 'waiting';
 CREATE INDEX tasks_in_progress ON tasks (tenant_id, worker_id) WHERE state = 'in_progress';
+CREATE INDEX tasks_open ON tasks (tenant_id, capability) WHERE state IN ('waiting', 'in_progress');
 CREATE INDEX tasks_of_decision ON tasks (tenant_id, decision_id);
 
 -- Pools ----------------------------------------------------------------------------------------------------------------------

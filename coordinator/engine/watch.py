@@ -65,13 +65,12 @@ class Remote:
         awaited = [(task.tenant, id) for id, task in self.tasks.awaited.items()]
         async with self._database.dispatch_view() as connection:
             ended = await tasks.ended_of_all(connection, awaited) if awaited else []
-            lost = await handback.tenants_with_lost(connection)
-            waiting = await handback.open_tasks(connection) if self.workers.polls else ()
-        for tenant in lost:
+            groups = await handback.open_tasks(connection)
+        for tenant in {group.tenant for group in groups if group.lost}:
             ended += await self._hand_back(tenant)
         await self._fetch(ended)
-        for group in waiting:
-            self.workers.polls.offer(group.tenant, group.capability, group.pinned, group.count)
+        for group in groups:
+            self.workers.polls.offer(group.tenant, group.capability, group.pinned, group.waiting)
 
     async def _touch(self) -> None:
         if time.monotonic() - self._touched < self._settings.worker_lease_ms / 3000:

@@ -105,6 +105,15 @@ class Unknown(msgspec.Struct, frozen=True):
     """There is no such task."""
 
 
+# Most polls find nothing: they only look. What this look misses is offered to the poll later.
+PEEK = """
+SELECT w.name, w.capabilities, w.incarnation, w.drain_until IS NOT NULL AS draining, false AS full,
+       w.heartbeat_at < clock_timestamp() - $3 * interval '1 ms' AS quiet,
+       EXISTS (SELECT FROM tasks t WHERE t.tenant_id = $1 AND t.state = 'waiting'
+               AND (t.capability = ANY (w.capabilities) OR '*' = ANY (w.capabilities))) AS worth_it
+FROM workers w WHERE w.tenant_id = $1 AND w.id = $2
+"""
+
 # A claim that waits here for another of the same worker sees, in its next statement, what that one took.
 LOCK = """
 UPDATE workers SET heartbeat_at = clock_timestamp()
@@ -165,13 +174,18 @@ UPDATE tasks SET late_tokens = late_tokens || $3 WHERE tenant_id = $1 AND id = $
 
 async def claim(connection: Connection, tenant: UUID, wanted: Claim) -> Claimed | NotYours | None:
     """None if there is no such worker."""
-    worker = await connection.fetchrow(LOCK, tenant, wanted.worker)
+    worker = await connection.fetchrow(PEEK, tenant, wanted.worker, wanted.lease_ms // 3)
+    if worker is not None and (worker["quiet"] or worker["worth_it"]):
+        worth_it = worker["worth_it"]
+        worker = await connection.fetchrow(LOCK, tenant, wanted.worker)
+    else:
+        worth_it = False
     if worker is None:
         return None
     if wanted.incarnation is not None and worker["incarnation"] != wanted.incarnation:
         return NotYours()
     rows: Sequence[asyncpg.Record] = []
-    if not worker["draining"]:
+    if worth_it and not worker["draining"]:
         rows = await connection.fetch(
             CLAIM,
             tenant,

@@ -36,12 +36,14 @@ class HandedBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenTasks(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one tenant: how many tasks of a capability wait, and for whom."""
+    """Of one tenant and capability: how many tasks wait for a worker (``pinned``: for that one), and whether any is in the hands
+    of a worker that fell silent, or waits beyond its deadline."""
 
     tenant: UUID
     capability: str
     pinned: str | None
-    count: int
+    waiting: int
+    lost: bool
 
 
 _HAND_BACK = """
@@ -78,14 +80,12 @@ WITH found AS (
 {_HAND_BACK}
 """
 
-TENANTS_WITH_LOST = """
-SELECT DISTINCT tenant_id FROM tasks
-WHERE state = 'in_progress' AND lease_expires_at < clock_timestamp() OR state = 'waiting' AND deadline_at < clock_timestamp()
-"""
-
 OPEN = """
-SELECT tenant_id AS tenant, capability, pinned, count(*) AS count FROM tasks
-WHERE state = 'waiting' AND deadline_at > clock_timestamp() GROUP BY tenant_id, capability, pinned
+SELECT tenant_id AS tenant, capability, pinned,
+       count(*) FILTER (WHERE state = 'waiting' AND deadline_at > clock_timestamp()) AS waiting,
+       bool_or(state = 'in_progress' AND lease_expires_at < clock_timestamp()
+               OR state = 'waiting' AND deadline_at < clock_timestamp()) AS lost
+FROM tasks WHERE state IN ('waiting', 'in_progress') GROUP BY tenant_id, capability, pinned
 """
 
 
@@ -117,13 +117,8 @@ def _receipt(row: asyncpg.Record, why: str) -> Receipt:
     return task_receipt(row, kind, reason=reason, worker=worker, attempt=row["attempts"])
 
 
-async def tenants_with_lost(connection: Connection) -> Sequence[UUID]:
-    """Runs in the dispatch view, not in a tenant's transaction."""
-    return [row["tenant_id"] for row in await connection.fetch(TENANTS_WITH_LOST)]
-
-
 async def open_tasks(connection: Connection) -> Sequence[OpenTasks]:
-    """What waits for a worker, of all tenants. Runs in the dispatch view."""
+    """What has not ended, of all tenants. Runs in the dispatch view, not in a tenant's transaction."""
     return [OpenTasks(**row) for row in await connection.fetch(OPEN)]
 
 
