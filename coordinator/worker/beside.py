@@ -12,6 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from coordinator.worker import pulse
@@ -45,8 +46,8 @@ class Beside:
         finally:
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), END_S)
+                with anyio.move_on_after(END_S, shield=True):
+                    await self._process.wait()
 
     async def _beat(self, start: Start) -> None:
         self._process = await asyncio.create_subprocess_exec(
