@@ -256,6 +256,7 @@ CREATE TABLE tasks (
     deadline_at       timestamptz NOT NULL,
     lease_expires_at  timestamptz,
     heartbeat_at      timestamptz,         -- when its worker was last heard of because of it
+    awaited_at        timestamptz NOT NULL DEFAULT clock_timestamp(),    -- when a process last said that it waits for it
     ended_at          timestamptz,
     answer            json,                -- what the worker found, or why it could not
     late_tokens       bigint[] NOT NULL DEFAULT '{}',    -- superseded holders that have answered: each is kept once

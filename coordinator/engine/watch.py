@@ -7,7 +7,7 @@ transaction that sees of all tenants only this much:
     tenants with tasks whose lease ran out  -> handed back: waiting again, failed after the last attempt, or expired
     tasks that wait for a worker            -> offered to as many polls as there are tasks
 
-While nothing waits here, it does nothing. Polls that are open count as signs of life: their workers are touched together.
+While nothing waits here, it does nothing. Polls that are open are signs of life of their workers, and whoever waits for a task says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from uuid import UUID
 
@@ -73,12 +73,17 @@ class Remote:
             self.workers.polls.offer(group.tenant, group.capability, group.pinned, group.waiting)
 
     async def _touch(self) -> None:
+        """Signs of life: of the workers whose polls are open here, and of whoever waits for tasks here."""
         if time.monotonic() - self._touched < self._settings.worker_lease_ms / 3000:
             return
         self._touched = time.monotonic()
         for tenant, polls in list(self.workers.polls.by_tenant.items()):
             ids = sorted({poll.worker for poll in polls if not poll.gone})
             await self._database.run(tenant, partial(workers.touch, tenant=tenant, ids=ids))
+        for tenant, awaited in _by_tenant(
+            (task.tenant, id) for id, task in self.tasks.awaited.items()
+        ).items():
+            await self._database.run(tenant, partial(tasks.still_awaited, tenant=tenant, ids=awaited))
 
     async def _hand_back(self, tenant: UUID) -> list[tuple[UUID, UUID]]:
         """Those that have ended by it, as (tenant, id)."""
@@ -88,10 +93,14 @@ class Remote:
 
     async def _fetch(self, ended: Sequence[tuple[UUID, UUID]]) -> None:
         """The answers of those that are waited for here."""
-        by_tenant: dict[UUID, list[UUID]] = defaultdict(list)
-        for tenant, id in ended:
-            if id in self.tasks.awaited:
-                by_tenant[tenant].append(id)
-        for tenant, ids in by_tenant.items():
+        here = [(tenant, id) for tenant, id in ended if id in self.tasks.awaited]
+        for tenant, ids in _by_tenant(here).items():
             async with self._database.transaction(tenant) as connection:
                 self.tasks.deliver(await tasks.fetch(connection, tenant, ids))
+
+
+def _by_tenant(pairs: Iterable[tuple[UUID, UUID]]) -> dict[UUID, list[UUID]]:
+    found: dict[UUID, list[UUID]] = defaultdict(list)
+    for tenant, id in pairs:
+        found[tenant].append(id)
+    return found

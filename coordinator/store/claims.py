@@ -122,7 +122,12 @@ RETURNING name, capabilities, max_tasks, incarnation, drain_until IS NOT NULL AS
     max_tasks <= (SELECT count(*) FROM tasks t WHERE t.tenant_id = $1 AND t.worker_id = $2 AND t.state = 'in_progress') AS full
 """
 
-CLAIM = """
+# A task is wanted while its decision does not rest, and as long as somebody waits: another decision may share the reading. What
+# nobody wants is neither given out nor kept; it ends at its deadline.
+_WANTED = """(t.awaited_at > clock_timestamp() - 2 * {lease_ms}::bigint * interval '1 ms'
+           OR EXISTS (SELECT FROM decisions d WHERE d.tenant_id = $1 AND d.id = t.decision_id AND d.answer IS NULL))"""
+
+CLAIM = f"""
 WITH room AS (
     SELECT least($6, $4 - count(*)) AS free FROM tasks WHERE tenant_id = $1 AND worker_id = $2 AND state = 'in_progress'
 ), found AS (
@@ -130,7 +135,7 @@ WITH room AS (
     WHERE t.tenant_id = $1 AND t.state = 'waiting' AND (t.capability = ANY ($3::text[]) OR '*' = ANY ($3::text[]))
       AND (t.pinned IS NULL OR t.pinned = $5)
       AND t.deadline_at > clock_timestamp()
-      AND EXISTS (SELECT FROM decisions d WHERE d.tenant_id = $1 AND d.id = t.decision_id AND d.answer IS NULL)
+      AND {_WANTED.format(lease_ms="$7")}
     ORDER BY t.created_at, t.id LIMIT (SELECT greatest(free, 0) FROM room)
     FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -142,14 +147,13 @@ RETURNING t.id, t.fencing_token, t.source, t.capability, t.request, t.deadline_a
           t.evidence, (extract(epoch FROM t.deadline_at - clock_timestamp()) * 1000)::bigint AS remaining_ms
 """
 
-# A decision that rests needs no evidence: then its task is not kept, and whoever waits for leases to run out ends it.
-HEARTBEAT = """
+HEARTBEAT = f"""
 UPDATE tasks t
 SET lease_expires_at = least(clock_timestamp() + $4 * interval '1 ms', t.deadline_at, w.drain_until), heartbeat_at = clock_timestamp()
 FROM unnest($2::uuid[], $3::bigint[]) AS h (id, token), workers w
 WHERE t.tenant_id = $1 AND t.id = h.id AND t.fencing_token = h.token AND t.state = 'in_progress'
   AND w.tenant_id = $1 AND w.id = t.worker_id
-  AND EXISTS (SELECT FROM decisions d WHERE d.tenant_id = $1 AND d.id = t.decision_id AND d.answer IS NULL)
+  AND {_WANTED.format(lease_ms="$4")}
 RETURNING t.id, t.fencing_token, t.decision_id, t.evidence, t.lease_expires_at, t.deadline_at, w.drain_until IS NOT NULL AS draining,
           (extract(epoch FROM t.deadline_at - clock_timestamp()) * 1000)::bigint AS remaining_ms
 """

@@ -80,7 +80,9 @@ FROM earlier ORDER BY created_at DESC
 """
 
 EXTEND = """
-UPDATE tasks SET deadline_at = greatest(deadline_at, clock_timestamp() + $3 * interval '1 ms') WHERE tenant_id = $1 AND id = $2
+UPDATE tasks
+SET awaited_at = clock_timestamp(), deadline_at = greatest(deadline_at, clock_timestamp() + $3 * interval '1 ms')
+WHERE tenant_id = $1 AND id = $2
 """
 
 INSERT = """
@@ -104,6 +106,8 @@ RETURNING id, decision_id, evidence, state, fencing_token
 """
 
 FETCH = "SELECT id, state, answer FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND ended_at IS NOT NULL"
+
+AWAIT = "UPDATE tasks SET awaited_at = clock_timestamp() WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND ended_at IS NULL"
 
 ENDED_OF_ALL = """
 SELECT t.tenant_id, t.id FROM unnest($1::uuid[], $2::uuid[]) AS u (tenant_id, id) JOIN tasks t USING (tenant_id, id)
@@ -197,6 +201,11 @@ async def give_up(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> 
         return []
     rows = await connection.fetch(GIVE_UP, tenant, ids)
     return [task_receipt(row, f"task.{row['state']}") for row in rows]
+
+
+async def still_awaited(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> None:
+    """Somebody waits for them."""
+    await connection.execute(AWAIT, tenant, ids)
 
 
 async def fetch(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> list[Ended]:

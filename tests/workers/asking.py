@@ -37,7 +37,9 @@ class Service:
         assert reply.status in (200, 201), reply.body
         return ByHand(self.client, reply.json["id"], reply)
 
-    def ask(self, topic: str = "bees", type: str = "question", **input: str) -> Question:
+    def ask(self, topic: str | None = None, type: str = "question", **input: str) -> Question:
+        """About something of its own unless a topic is given: the same question asked twice at once would be one reading."""
+        topic = topic or new_key()
         return Question(self.client, {"type": type, "input": {"topic": topic} | input})
 
     def workers(self) -> dict[str, Any]:

@@ -1,0 +1,232 @@
+"""Tasks in the store: two claims never share a task or exceed a worker's capacity, and a decision that changes hands keeps its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from coordinator.core.evidence import Failed
+from coordinator.store.claims import (
+    Accepted,
+    Beat,
+    Claim,
+    Claimed,
+    ClaimedTask,
+    Kept,
+    NotYours,
+    Report,
+    Superseded,
+    claim,
+    end,
+    heartbeat,
+)
+from coordinator.store.database import Database
+from coordinator.store.handback import hand_back_lost
+from coordinator.store.tasks import Asked, Ended, GiveUp, NewTask, Waiting, ask, fetch
+from coordinator.store.workers import register
+from tests.store.given import admitted, blocked, kinds_of, new_task, only_row, registration
+
+LEASE_MS = 30_000
+
+
+async def asked(database: Database, tenant: UUID, *items: NewTask | GiveUp) -> Sequence[Asked]:
+    return await database.run(tenant, lambda connection: ask(connection, tenant, items, lease_ms=LEASE_MS))
+
+
+async def registered(database: Database, tenant: UUID, name: str = "w1", max_tasks: int = 3) -> UUID:
+    wanted = registration(name, max_tasks=max_tasks)
+    return (await database.run(tenant, lambda connection: register(connection, tenant, wanted))).id
+
+
+async def claimed(database: Database, tenant: UUID, worker: UUID, limit: int = 20) -> list[ClaimedTask]:
+    wanted = Claim(worker=worker, limit=limit, incarnation=None, lease_ms=LEASE_MS)
+    result = await database.run(tenant, lambda connection: claim(connection, tenant, wanted))
+    assert isinstance(result, Claimed)
+    return result.tasks
+
+
+async def ended(
+    database: Database, tenant: UUID, task: ClaimedTask, answer: bytes = b'{"result":1}'
+) -> Accepted | Superseded | object:
+    report = Report(task=task.id, token=task.fencing_token, state="completed", encoded=answer)
+    (result,) = await database.run(tenant, lambda connection: end(connection, tenant, [report]))
+    return result
+
+
+async def test_a_claim_that_waits_for_another_of_its_worker_counts_what_that_one_took(
+    database: Database, tenant: UUID, root: asyncpg.Connection
+) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant, max_tasks=2)
+    await asked(database, tenant, *(new_task(decision) for _ in range(6)))
+    wanted = Claim(worker=worker, limit=20, incarnation=None, lease_ms=LEASE_MS)
+    async with database.transaction(tenant) as connection:
+        first = await claim(connection, tenant, wanted)
+        second = asyncio.ensure_future(claimed(database, tenant, worker))
+        await blocked(root)
+    assert isinstance(first, Claimed)
+    assert len(first.tasks) == 2
+    assert await second == []
+
+
+async def test_two_workers_never_get_the_same_task(
+    database: Database, tenant: UUID, root: asyncpg.Connection
+) -> None:
+    decision = await admitted(database, tenant)
+    one, two = await registered(database, tenant, "one"), await registered(database, tenant, "two")
+    await asked(database, tenant, *(new_task(decision) for _ in range(4)))
+    wanted = Claim(worker=one, limit=20, incarnation=None, lease_ms=LEASE_MS)
+    async with database.transaction(tenant) as connection:
+        first = await claim(connection, tenant, wanted)
+        assert isinstance(first, Claimed)
+        other = asyncio.ensure_future(claimed(database, tenant, two))
+        await blocked(root)  # at the log alone: it has passed over what the first has locked
+    second = await other
+    assert (len(first.tasks), len(second)) == (3, 1)
+    assert not {task.id for task in first.tasks} & {task.id for task in second}
+
+
+async def test_whoever_takes_a_decision_over_goes_on_with_the_same_task(
+    database: Database, tenant: UUID
+) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    task = new_task(decision)
+    await asked(database, tenant, task)
+    (given,) = await claimed(database, tenant, worker)
+    (again,) = await asked(database, tenant, new_task(decision, decision_token=2))
+    assert isinstance(again, Waiting)
+    assert again.id == task.id
+    assert isinstance(await ended(database, tenant, given), Accepted)
+    (third,) = await asked(database, tenant, new_task(decision, decision_token=3))
+    assert isinstance(third, Ended)
+    assert (third.id, third.answer) == (task.id, b'{"result":1}')
+    assert third.older_ms >= 0
+
+
+async def test_a_confirmation_by_the_same_holder_is_a_task_of_its_own(
+    database: Database, tenant: UUID
+) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    await asked(database, tenant, new_task(decision))
+    (given,) = await claimed(database, tenant, worker)
+    await ended(database, tenant, given)
+    adopted = new_task(decision, decision_token=2)
+    confirming = new_task(decision, decision_token=2)
+    assert isinstance((await asked(database, tenant, adopted))[0], Ended)
+    assert await asked(database, tenant, confirming) == [Waiting(confirming.id)]
+
+
+async def test_another_request_is_another_task_and_the_one_before_is_given_up(
+    database: Database, tenant: UUID, root: asyncpg.Connection
+) -> None:
+    decision = await admitted(database, tenant)
+    first, second = new_task(decision), new_task(decision, decision_token=2, request=b'{"input":{"a":1}}')
+    await asked(database, tenant, first)
+    assert await asked(database, tenant, second) == [Waiting(second.id)]
+    row = await only_row(root, "SELECT state FROM tasks WHERE id = $1", first.id)
+    assert row["state"] == "cancelled"
+
+
+async def test_giving_up_in_the_same_breath_leaves_nothing_to_claim(database: Database, tenant: UUID) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    task = new_task(decision)
+    await asked(database, tenant, task, GiveUp(task.id))
+    assert await claimed(database, tenant, worker) == []
+
+
+async def test_every_step_of_a_task_has_one_receipt(
+    database: Database, tenant: UUID, root: asyncpg.Connection
+) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    await asked(database, tenant, new_task(decision, max_attempts=2))
+    (first,) = await claimed(database, tenant, worker)
+    await let_run_out(root)
+    await database.run(tenant, lambda connection: hand_back_lost(connection, tenant))
+    (second,) = await claimed(database, tenant, worker)
+    assert isinstance(await ended(database, tenant, first), Superseded)
+    assert isinstance(await ended(database, tenant, second), Accepted)
+    assert (await kinds_of(root, tenant, decision=decision))[1:] == [
+        "task.waiting",
+        "task.in-progress",
+        "task.requeued",
+        "task.in-progress",
+        "task.late-answer",
+        "task.completed",
+    ]
+
+
+async def let_run_out(root: asyncpg.Connection) -> None:
+    """The leases of all tasks, and the waiting for them."""
+    await root.execute(
+        "UPDATE tasks SET lease_expires_at = clock_timestamp() - interval '1 s', awaited_at = '-infinity'"
+        " WHERE state = 'in_progress'"
+    )
+
+
+async def test_a_task_of_a_decision_at_rest_is_neither_given_out_nor_kept_unless_another_waits_for_it(
+    database: Database, tenant: UUID, root: asyncpg.Connection
+) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    await asked(database, tenant, new_task(decision), new_task(decision))
+    (given,) = await claimed(database, tenant, worker, limit=1)
+    await root.execute(
+        "UPDATE decisions SET status = 'cancelled', answer = '{}', answer_status = 201, finished_at = now(),"
+        " lease_owner = NULL, lease_expires_at = NULL WHERE id = $1",
+        decision,
+    )
+    beat = [Beat(given.id, given.fencing_token)]
+
+    async def beaten() -> object:
+        return (
+            await database.run(
+                tenant, lambda connection: heartbeat(connection, tenant, beat, lease_ms=LEASE_MS)
+            )
+        )[0]
+
+    assert isinstance(await beaten(), Kept), "somebody said a moment ago that it waits"
+    await root.execute("UPDATE tasks SET awaited_at = '-infinity'")
+    assert isinstance(await beaten(), Superseded)
+    assert await claimed(database, tenant, worker) == []
+
+
+async def test_a_pinned_task_counts_those_that_wait_for_its_worker_too(
+    database: Database, tenant: UUID
+) -> None:
+    decision = await admitted(database, tenant)
+    await registered(database, tenant, max_tasks=2)
+    pinned = [new_task(decision, pinned="w1") for _ in range(3)]
+    first, second, third = await asked(database, tenant, *pinned)
+    assert (first, second) == (Waiting(pinned[0].id, "w1"), Waiting(pinned[1].id, "w1"))
+    assert isinstance(third, Failed)
+    assert (third.code, third.message) == (
+        "worker-at-capacity",
+        "worker w1 has 0 of 2 tasks in progress, 2 more wait for it",
+    )
+
+
+async def test_an_incarnation_that_was_replaced_gets_nothing(database: Database, tenant: UUID) -> None:
+    one = registration(incarnation="one")
+    worker = (await database.run(tenant, lambda connection: register(connection, tenant, one))).id
+    wanted = Claim(worker=worker, limit=1, incarnation="zero", lease_ms=LEASE_MS)
+    assert await database.run(tenant, lambda c: claim(c, tenant, wanted)) == NotYours()
+
+
+@pytest.mark.parametrize("state", ["waiting", "in_progress"])
+async def test_what_is_past_its_deadline_expires_whoever_had_it(
+    database: Database, tenant: UUID, root: asyncpg.Connection, state: str
+) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    task = new_task(decision)
+    await asked(database, tenant, task)
+    if state == "in_progress":
+        assert len(await claimed(database, tenant, worker)) == 1
+    past = "clock_timestamp() - interval '1 s'"
+    await root.execute(
+        f"UPDATE tasks SET deadline_at = {past}, lease_expires_at = CASE WHEN state = 'in_progress' THEN {past} END"
+    )
+    await database.run(tenant, lambda connection: hand_back_lost(connection, tenant))
+    (end_of_it,) = await database.run(tenant, lambda connection: fetch(connection, tenant, [task.id]))
+    assert (end_of_it.state, end_of_it.answer) == ("expired", None)
