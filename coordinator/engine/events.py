@@ -68,7 +68,10 @@ class EventLog:
         return len(self._entries) >= AT_REST // 2
 
     def add(self, kind: str, what: object) -> None:
-        """``what`` is encoded when it is read: it must not change any more."""
+        """``what`` is encoded when it is read: it must not change any more. What comes after the last word of the run (a call that
+        goes on for others, a worker that still talks) is not told."""
+        if self.sealed or self.closed:
+            return
         self._entries.append((kind, what))
         for follower in self._followers:
             follower.news.set()

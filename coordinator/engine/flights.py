@@ -23,6 +23,7 @@ import anyio
 
 from coordinator.core.evidence import Answer, Failed
 from coordinator.core.likeness import Question
+from coordinator.engine.parts import Audience
 
 log = logging.getLogger(__name__)
 CALLED_OFF = Failed("called-off", "nobody waited for it any longer")
@@ -31,13 +32,14 @@ CALLED_OFF = Failed("called-off", "nobody waited for it any longer")
 class Flight:
     """``began`` is when its call began, on this process's monotonic clock; infinite while it waits for its provider's slot.
     ``until`` is when the source's own limit ends: that of whoever began it. Its scope ends with the last limit of those who wait
-    for it, and says so to what asks for the deadline inside."""
+    for it, and says so to what asks for the deadline inside. ``audience`` is told what the source streams."""
 
-    __slots__ = ("began", "landed", "question", "scope", "task", "until", "waiting")
+    __slots__ = ("audience", "began", "landed", "question", "scope", "task", "until", "waiting")
 
-    def __init__(self, question: Question | None, until: float) -> None:
+    def __init__(self, question: Question | None, until: float, audience: Audience) -> None:
         self.question = question
         self.until = until
+        self.audience = audience
         self.began = math.inf
         self.landed = asyncio.Event()
         self.scope = anyio.CancelScope(deadline=until)

@@ -10,6 +10,7 @@ ended, and takes nothing that was kept: a confirmation is a real one. What comes
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +35,7 @@ from coordinator.engine.call import call
 from coordinator.engine.cleanups import Cleanups
 from coordinator.engine.flights import CALLED_OFF, Flight
 from coordinator.engine.items import Made, no_answer, reading_of, record_reading, reused
-from coordinator.engine.parts import Parts
+from coordinator.engine.parts import Audience, Parts
 from coordinator.engine.run import Engine, Reading, Run
 from coordinator.errors import RateLimited
 from coordinator.store.records import Locked, read_records
@@ -69,6 +70,7 @@ async def read(
         return no_answer(declared, "skipped", began, 0, unpaid)
     limit = min(declared.deadline_ms / 1000, max(0.0, run.ends_at - began))
     cleanups = Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
+    audience = Audience(engine.settings, declared.source.name)
     reserved = ("evidence", declared.name)
     with telemetry.span("coordinator.read", traceparent, evidence_name=declared.name) as inside:
         request = ReadRequest(
@@ -81,14 +83,14 @@ async def read(
             timeout_s=limit + GRACE_S,
             traceparent=inside,
             on_cancel=cleanups.append,
-            emit=Parts(engine.settings, run.events, declared, lambda: reader.attempts.count),
+            emit=audience,
             reservation=str(run.held[reserved]) if run.held and reserved in run.held else None,
         )
         if declared.local is not None:
             with anyio.move_on_after(limit):
                 return await _read_record(engine, run, declared, declared.local, request, began)
             return no_answer(declared, "timed_out", began, 1)
-        reader = _Reader(engine, run, declared, request, cleanups, began, began + limit, not_before)
+        reader = _Reader(engine, run, declared, request, cleanups, audience, began, began + limit, not_before)
         if reuse and (known := reader.known()) is not None:
             return known
         with anyio.move_on_after(limit):
@@ -102,6 +104,7 @@ class _Reader:
     __slots__ = (
         "asked",
         "attempts",
+        "audience",
         "began",
         "called",
         "calls",
@@ -109,6 +112,7 @@ class _Reader:
         "declared",
         "engine",
         "not_before",
+        "parts",
         "question",
         "request",
         "run",
@@ -123,6 +127,7 @@ class _Reader:
         declared: Evidence[Any, Any],
         request: ReadRequest,
         cleanups: Cleanups,
+        audience: Audience,
         began: float,
         until: float,
         not_before: float,
@@ -132,10 +137,12 @@ class _Reader:
         self.declared = declared
         self.request = request
         self.cleanups = cleanups
+        self.audience = audience
         self.began = began
         self.until = until
         self.not_before = not_before
         self.attempts = Attempts(declared.attempts)
+        self.parts = Parts(engine.settings, run.events, declared, lambda: self.attempts.count)
         self.question = run.type.questions[declared.name](request)
         asked = (self.question, request.if_revision, declared.attempt_ms)
         self.asked = None if self.question is None else asked
@@ -179,7 +186,11 @@ class _Reader:
             if flight is None and self.calls == 0 and not self.run.affords(self.declared.reserves):
                 return BEYOND_CEILING
             flight = flight or self._begin()
-            answer = await flights.landing(flight, self.until)
+            flight.audience.join(self.parts)
+            try:
+                answer = await flights.landing(flight, self.until)
+            finally:
+                flight.audience.leave(self.parts)
             self.called = min(flight.began, time.monotonic())
             if not (self.shared and self._cut_short(flight, answer)):
                 return answer
@@ -190,11 +201,19 @@ class _Reader:
         limited = now >= flight.until or (isinstance(answer, Failed) and answer.code == RateLimited.code)
         return isinstance(answer, Failed) and limited and flight.until < self.until and now < self.until
 
+    def _audience(self) -> Audience:
+        """Each call has one of its own; that of the first came with the request."""
+        if self.calls > 1:
+            audience = Audience(self.engine.settings, self.declared.source.name)
+            self.request = dataclasses.replace(self.request, emit=audience)
+            return audience
+        return self.audience
+
     def _begin(self) -> Flight:
         self.calls += 1
         self.run.calls[self.declared.name] += 1
         self.cleanups.clear()
-        flight = Flight(self.asked, self.until)
+        flight = Flight(self.asked, self.until, self._audience())
         asked = call(self.engine, self.run, self.declared, self.request, self.cleanups, flight)
         self.engine.flights.begin(flight, asked)
         return flight

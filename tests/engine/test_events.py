@@ -490,3 +490,63 @@ async def test_a_worker_that_never_stops_talking_fills_no_memory(database_url: s
             there.service._holdings._progress(there.tenant, id, "second", ["x" * 30])
         assert len(there.service._holdings.runs[id].events) - before == 4
         gate.open()
+
+
+async def test_who_shares_a_reading_is_told_all_of_its_parts_however_late_it_joins(database_url: str) -> None:
+    first_half, second_half = Gate(), Gate()
+
+    async def answer(request: ReadRequest, _: int) -> Answer[Number]:
+        await request.emit("one")
+        await first_half()
+        await request.emit("two")
+        await second_half()
+        await request.emit("three")
+        return Found(Number(3))
+
+    source = Fact("stream", answer)
+    async with running(
+        service_of(Evidence("stream", source, deadline_ms=20_000)), database_url, **BRISK
+    ) as there:
+        leader = await begun(there, "leader")
+        await first_half.arrived.wait()
+        async with asyncio.TaskGroup() as tasks:
+            streams = [tasks.create_task(all_events(there, leader))]
+            first_half.open()
+            await second_half.arrived.wait()
+            late = await begun(there, "late")
+            streams.append(tasks.create_task(all_events(there, late)))
+            flights = there.service._holdings.engine.flights
+            await eventually(lambda: [flight.waiting for flight in flights._all] == [2])
+            second_half.open()
+        for stream in streams:
+            parts = of_kind(stream.result(), "part")
+            assert [(part["part"], part["value"]) for part in parts] == [(0, "one"), (1, "two"), (2, "three")]
+        assert source.reads == 1
+
+
+async def test_a_reading_that_goes_on_for_others_tells_nothing_more_to_a_decision_that_has_left_it(
+    database_url: str,
+) -> None:
+    gate = Gate()
+
+    async def answer(request: ReadRequest, _: int) -> Answer[Number]:
+        await request.emit("one")
+        await gate()
+        await request.emit("two")
+        return Found(Number(2))
+
+    evidence = Evidence("stream", Fact("stream", answer), deadline_ms=20_000, required=False)
+    async with running(service_of(evidence), database_url, **BRISK) as there:
+        leader = (await there.post("leader", wait=0, time_limit_ms=400)).id
+        await gate.arrived.wait()
+        follower = await begun(there, "follower")
+        left = await all_events(there, leader)
+        seen: Told = []
+        with anyio.fail_after(20):
+            async for event in followed(there, follower):
+                seen.append(told(event))
+                if event.kind == "part":
+                    gate.open()
+        assert [part["value"] for part in of_kind(left, "part")] == ["one"]
+        assert [part["value"] for part in of_kind(seen, "part")] == ["one", "two"]
+        assert await all_events(there, leader) == left

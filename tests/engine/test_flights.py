@@ -11,14 +11,17 @@ import anyio
 import msgspec
 
 from coordinator import Decisive, Evidence
+from coordinator.config import Settings
 from coordinator.core.evidence import Answer, Failed, Found, ReadRequest, Unchanged
 from coordinator.core.money import money
 from coordinator.engine.flights import Flight, Flights
+from coordinator.engine.parts import Audience
 from tests.engine.harness import Fact, Gate, Number, Running, evidence_of, running, service_of
 from tests.store.given import new_tenant
 from tests.support import eventually
 
 CENT = money("0.01 SGD")
+NOBODY = Audience(Settings(), "nobody")
 
 
 def waiting(service: Running) -> list[int]:
@@ -232,7 +235,7 @@ async def test_only_what_begins_late_enough_is_joined_and_a_later_flight_takes_t
     None
 ):
     gate, flights = Gate(), Flights(1.0)
-    early, late = Flight(("q",), 1e18), Flight(("q",), 1e18)
+    early, late = Flight(("q",), 1e18, NOBODY), Flight(("q",), 1e18, NOBODY)
     flights.begin(early, answer_at(10.0, early, gate))
     assert (
         flights.latest(("q",), 1e9) is early
@@ -252,7 +255,7 @@ async def test_only_what_begins_late_enough_is_joined_and_a_later_flight_takes_t
 
 async def test_a_cancelled_flight_is_joined_by_nobody_even_while_it_has_not_ended() -> None:
     stubborn, flights = Gate(), Flights(0.05)
-    flight = Flight(("q",), 1e18)
+    flight = Flight(("q",), 1e18, NOBODY)
 
     async def call() -> Answer[Any]:
         with anyio.CancelScope(shield=True):
@@ -271,7 +274,7 @@ async def test_a_cancelled_flight_is_joined_by_nobody_even_while_it_has_not_ende
 async def test_no_flight_outlives_its_owner() -> None:
     gate, flights = Gate(), Flights(1.0)
     for question in (("a",), ("b",), None):
-        flight = Flight(question, 1e18)
+        flight = Flight(question, 1e18, NOBODY)
         flights.begin(flight, answer_at(1.0, flight, gate))
     await eventually(lambda: gate.inside == 3)
     await flights.aclose()
@@ -280,7 +283,7 @@ async def test_no_flight_outlives_its_owner() -> None:
 
 async def test_a_fault_inside_the_engine_reaches_everyone_who_waits() -> None:
     flights = Flights(1.0)
-    flight = Flight(("q",), 1e18)
+    flight = Flight(("q",), 1e18, NOBODY)
 
     async def broken() -> Answer[Any]:
         raise LookupError("a fault of ours")
