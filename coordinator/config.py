@@ -48,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Server processes that share the pools, over all machines: each keeps an equal part of the slots ready."""
     pool_poll_ms: int = 100
     """How often a process that lacks slots of a provider, or owes some to others, looks at who holds how many."""
+    max_approving: int = 64
+    """Approvals that one process carries out at once; they take no slot of a class. Beyond it they are refused with 503."""
     review_poll_ms: int = 5_000
     """How often a process looks for reviews whose time is over, and counts the open ones."""
     max_dispatching: int = 256

@@ -219,6 +219,8 @@ class Reviews:
     ) -> Claimed:
         if self._holdings.draining:
             raise Draining("this process is stopping; another one will approve it", retry_after_ms=1000)
+        if len(self._holdings.approvals) >= self._engine.settings.max_approving:
+            raise Overloaded("too many approvals are being carried out", retry_after_ms=1000)
         run = self._run(caller, row, view, asked, note, began)
         claimed = receipt(
             "decision.approving",

@@ -421,6 +421,17 @@ async def test_a_record_that_moved_meanwhile_is_decided_on_anew(database_url: st
     assert done["record"] == {"kind": "proposal", "id": "p-1", "base_version": 1, "committed_version": 2}
 
 
+async def test_a_record_that_is_only_relied_on_may_not_have_moved_either(database_url: str) -> None:
+    def looks_only(ask: Ask, packet: Packet, record: Record[Any]) -> Outcome:
+        return Review("a person looks", proposal=Commit({"seen": record.version}))
+
+    async with running(service_of(policy=looks_only, record=PROPOSAL), database_url) as service:
+        decision = await service.decided(record=RECORD)
+        await service.service.put_record(service.caller, "proposal", "p-1", 0, {"value": 1, "note": ""})
+        assert (await refused(service, decision)).extra["moved"] == ["record"]
+        assert (await verdict(service, decision, etag="2"))["outcome"]["terms"] == {"seen": 1}
+
+
 async def test_a_record_that_moves_between_the_fence_and_the_commit_is_found_under_lock(
     database_url: str,
 ) -> None:
@@ -542,6 +553,26 @@ async def test_a_source_that_cannot_tell_leaves_the_review_as_it_is(database_url
         assert (await verdict(service, decision, etag="2"))["status"] == "committed"
 
 
+async def test_optional_evidence_that_cannot_be_read_again_is_not_taken_for_missing(
+    database_url: str,
+) -> None:
+    async def down(request: Any, n: int) -> Any:
+        return Failed("away", "the source is away") if n == 2 else await values(7)(request, n)
+
+    flaky = Evidence(
+        "limit", Fact("limits", down), deadline_ms=1_000, freshness=Decisive("value"), required=False
+    )
+
+    def either_way(ask: Ask, packet: Packet, record: Record[Any]) -> Outcome:
+        return Review("a person looks", proposal=Commit({"limit": packet[flaky].or_else(Number(0)).value}))
+
+    async with running(service_of(flaky, policy=either_way), database_url) as service:
+        decision = await service.decided()
+        assert (await refused(service, decision)).extra["moved"] == ["limit"]
+        assert (await service.shown(decision["id"]))["review"]["proposal"]["terms"] == {"limit": 7}
+        assert (await verdict(service, decision, etag="2"))["outcome"]["terms"] == {"limit": 7}
+
+
 async def test_required_evidence_that_is_gone_leaves_a_review_that_can_only_be_rejected(
     database_url: str,
 ) -> None:
@@ -606,6 +637,8 @@ async def test_an_approval_whose_reply_is_lost_anywhere_commits_exactly_once(
             await sent_once(service, done, sink)
         kinds = await kinds_of(root, service.tenant, decision=UUID(decision["id"]))
     assert kinds.count("decision.approved") == kinds.count("decision.committed") == 1
+    if point.startswith("commit"):
+        assert kinds.count("decision.approving") == 1, "what became of it was read back, not begun again"
     assert await root.fetchval("SELECT count(*) FROM record_versions") == 1
 
 
@@ -667,6 +700,35 @@ async def test_a_claim_whose_process_died_is_open_again_to_its_reviewer_and_to_o
     assert len(sink.sends) == 1
 
 
+async def test_an_approval_that_takes_longer_than_a_lease_is_still_its_holders(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    gate = Gate()
+
+    async def hangs(request: Any, n: int) -> Any:
+        if n == 2:
+            await gate()
+        return await values(7)(request, n)
+
+    stuck = Evidence("limit", Fact("limits", hangs), deadline_ms=60_000, freshness=Decisive("value"))
+    coordinator = service_of(stuck, policy=ask_a_person, effects=[Sent()], record=PROPOSAL)
+    until = "SELECT lease_expires_at FROM decisions"
+    async with running(coordinator, database_url, lease_ms=600, review_poll_ms=20) as service:
+        decision = await service.decided(record=RECORD)
+        approving = asyncio.ensure_future(verdict(service, decision))
+        await gate.arrived.wait()
+        await root.execute("UPDATE decisions SET review_expires_at = clock_timestamp()")
+        first = await root.fetchval(until)
+
+        async def renewed() -> bool:
+            return bool(await root.fetchval(f"SELECT ({until}) > $1 AND clock_timestamp() > $1", first))
+
+        await eventually(renewed, what="the first lease is over, and there is another")
+        assert "just now" in (await refused(service, decision, etag="2")).detail
+        gate.open()
+        assert (await approving)["status"] == "committed", "its time ran out while it was being approved"
+
+
 async def test_an_abandoned_claim_can_be_rejected_by_another_on_the_present_etag(
     database_url: str, root: asyncpg.Connection
 ) -> None:
@@ -705,6 +767,28 @@ async def test_an_approval_that_takes_too_long_leaves_the_review_open(database_u
         moved = (await refused(service, decision)).extra["moved"]
         assert moved in (["time-limit"], ["limit"])
         assert (await verdict(service, decision, etag="2"))["status"] == "committed"
+
+
+async def test_approvals_beyond_the_limit_are_refused_at_once_and_change_nothing(database_url: str) -> None:
+    gate = Gate()
+
+    async def hangs(request: Any, n: int) -> Any:
+        if n == 3:
+            await gate()
+        return await values(7)(request, n)
+
+    stuck = Evidence("limit", Fact("limits", hangs), deadline_ms=60_000, freshness=Decisive("value"))
+    coordinator = service_of(stuck, policy=ask_a_person, effects=[Sent()], record=PROPOSAL)
+    async with running(coordinator, database_url, max_approving=1) as service:
+        first, second = [await service.decided(k, record={"kind": "proposal", "id": k}) for k in ("a", "b")]
+        approving = asyncio.ensure_future(verdict(service, first))
+        await gate.arrived.wait()
+        with pytest.raises(Overloaded):
+            await verdict(service, second)
+        assert (await service.shown(second["id"]))["review"]["etag"] == "1"
+        assert (await verdict(service, second, "reject"))["status"] == "declined"
+        gate.open()
+        assert (await approving)["status"] == "committed"
 
 
 async def test_a_stopping_process_claims_no_review(database_url: str) -> None:
