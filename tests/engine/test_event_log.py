@@ -94,3 +94,15 @@ async def test_the_producer_waits_for_the_slowest_and_only_as_long_as_it_may() -
         assert await slow.changed(0)
         log.add("a", {})
         assert await log.room(4, 60) < 0.05, "nobody lags now"
+
+
+async def test_nothing_is_told_after_the_last_word_of_a_run() -> None:
+    """It would have a number that is not stored."""
+    log = log_of("a")
+    with log.follow(0) as follower:
+        log.sent(follower, len(log.read(follower)))
+        log.seal()
+        log.add("late", {})
+        log.close()
+        log.add("later", {})
+        assert log.read(follower) == []
