@@ -259,7 +259,6 @@ CREATE TABLE tasks (
     awaited_at        timestamptz NOT NULL DEFAULT clock_timestamp(),    -- when a process last said that it waits for it
     ended_at          timestamptz,
     answer            json,                -- what the worker found, or why it could not
-    late_tokens       bigint[] NOT NULL DEFAULT '{}',    -- superseded holders that have answered: each is kept once
     PRIMARY KEY (tenant_id, id),
     FOREIGN KEY (tenant_id, decision_id) REFERENCES decisions,
     FOREIGN KEY (tenant_id, worker_id) REFERENCES workers,
@@ -274,6 +273,21 @@ CREATE INDEX tasks_waiting ON tasks (tenant_id, capability, created_at) WHERE st
 CREATE INDEX tasks_in_progress ON tasks (tenant_id, worker_id) WHERE state = 'in_progress';
 CREATE INDEX tasks_open ON tasks (tenant_id, capability) WHERE state IN ('waiting', 'in_progress');
 CREATE INDEX tasks_of_decision ON tasks (tenant_id, decision_id);
+
+-- What a worker found that was superseded by then: kept once for each token as a receipt, and here until its cost is accounted for.
+CREATE TABLE late_answers (
+    tenant_id   uuid NOT NULL,
+    task_id     uuid NOT NULL,
+    token       bigint NOT NULL,
+    cost_minor  bigint CHECK (cost_minor >= 0),
+    currency    text,
+    billed_at   timestamptz,
+    PRIMARY KEY (tenant_id, task_id, token),
+    FOREIGN KEY (tenant_id, task_id) REFERENCES tasks,
+    CHECK ((cost_minor IS NULL) = (currency IS NULL)),
+    CHECK (cost_minor IS NOT NULL OR billed_at IS NOT NULL)
+);
+CREATE INDEX late_answers_unbilled ON late_answers (tenant_id) WHERE billed_at IS NULL;
 
 -- Pools ----------------------------------------------------------------------------------------------------------------------
 -- What a provider permits, over all processes of the service: no tenant's, so the rows belong to the nil tenant. Whoever moves slots
@@ -527,6 +541,7 @@ BEGIN
         'retry_minutes',
         'workers',
         'tasks',
+        'late_answers',
         'decision_events',
         'decision_follows',
         'decision_notes',
@@ -553,7 +568,7 @@ END $$;
 -- Nothing that happened is ever deleted, and receipts are never updated: the grants say so. Only the database's owner makes tenants.
 GRANT SELECT ON tenants TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON keys, records, decisions, operations, logs TO coordinator_app;
-GRANT SELECT, INSERT, UPDATE ON workers, tasks TO coordinator_app;
+GRANT SELECT, INSERT, UPDATE ON workers, tasks, late_answers TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON retry_minutes, queues TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON processes TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON pools TO coordinator_app;
@@ -568,6 +583,8 @@ GRANT SELECT, INSERT, UPDATE ON decision_notes TO coordinator_app;
 CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON operations FOR SELECT TO coordinator_dispatch USING (true);
 CREATE POLICY which_tenants_have_work ON tasks FOR SELECT TO coordinator_dispatch USING (true);
+CREATE POLICY which_tenants_have_work ON late_answers FOR SELECT TO coordinator_dispatch USING (true);
+GRANT SELECT (tenant_id, billed_at) ON late_answers TO coordinator_dispatch;
 CREATE POLICY which_tenants_have_work ON queues FOR SELECT TO coordinator_dispatch USING (true);
 GRANT SELECT (tenant_id, type, class, status, queued_at, deadline_at, lease_expires_at, review_expires_at) ON decisions
     TO coordinator_dispatch;

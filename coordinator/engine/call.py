@@ -33,7 +33,7 @@ from coordinator.core.evidence import (
 from coordinator.engine.cleanups import Cleanups
 from coordinator.engine.flights import Flight
 from coordinator.engine.run import Engine, Run
-from coordinator.engine.tasks import NEVER_BEGUN, Asker
+from coordinator.engine.tasks import Asker
 from coordinator.errors import RateLimited
 from coordinator.logs import THEIR_FAULTS, description_of
 
@@ -53,9 +53,10 @@ async def call(
     try:
         if declared.by_worker is not None:
             flight.began = time.monotonic()
-            asker = Asker(run.tenant, run.id, run.token, request.traceparent, flight.until)
+            had_before = partial(run.bill_others, declared.name)
+            asker = Asker(run.tenant, run.id, run.token, request.traceparent, flight.until, had_before)
             ask = partial(engine.tasks.read, asker, declared, declared.by_worker, request)
-            return await _under_ceiling(run, declared, ask, cleanups)
+            return await _under_ceiling(run, declared, ask, cleanups, lambda: asker.never_begun)
         async with engine.providers.of(declared.remote.provider).slot(declared.units) as slot:
             flight.began = time.monotonic()
             answer = await _under_ceiling(run, declared, partial(_answer, declared.remote, request), cleanups)
@@ -72,9 +73,13 @@ async def call(
 
 
 async def _under_ceiling(
-    run: Run, declared: Evidence[Any, Any], ask: Callable[[], Awaitable[Answer[Any]]], cleanups: Cleanups
+    run: Run,
+    declared: Evidence[Any, Any],
+    ask: Callable[[], Awaitable[Answer[Any]]],
+    cleanups: Cleanups,
+    never_begun: Callable[[], bool] = lambda: False,
 ) -> Answer[Any]:
-    """Where no worker ever had the task, nothing can have been spent."""
+    """``never_begun``, once it is over: no worker ever had the task, so that nothing can have been spent."""
     answer: Answer[Any] | None = None
     try:
         if declared.attempt_ms is None:
@@ -86,7 +91,7 @@ async def _under_ceiling(
         await cleanups.run()
         raise
     finally:
-        if isinstance(answer, Failed) and answer.code in NEVER_BEGUN:
+        if never_begun():
             run.calls[declared.name] -= 1
         else:
             run.bill(declared.name, answer.cost if answer else None)

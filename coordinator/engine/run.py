@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -160,6 +160,12 @@ class Run:
         """Take down what one call cost. None: it did not say; and what it says in a currency that is not ours is no answer."""
         if cost is not None and cost.currency == (self.currency or cost.currency):
             self.spent.setdefault(name, []).append(cost)
+
+    def bill_others(self, name: str, count: int, costs: Sequence[Money]) -> None:
+        """So many others had begun the same call before, and some of them say what it cost."""
+        self.calls[name] += count
+        for cost in costs:
+            self.bill(name, cost)
 
     def left_out(self, name: str) -> bool:
         """Whether this evidence would have to be paid for, and there was no money for it."""

@@ -21,19 +21,16 @@ from uuid_utils.compat import uuid7
 
 from coordinator import telemetry
 from coordinator.core.evidence import Answer, Ask, Evidence, Failed, ReadRequest, RemoteSource, clean_text
+from coordinator.core.money import Money
 from coordinator.core.task import answer_of, request_bytes
 from coordinator.errors import CommitUnknown, Overloaded
+from coordinator.store import late
 from coordinator.store import tasks as store
 from coordinator.store.database import Connection, Database
 from coordinator.store.group_commit import GroupCommit
 
 Offer = Callable[[UUID, str, str | None], None]
 """Tells whoever polls here: a task of this tenant and capability waits, perhaps for one worker alone."""
-
-NEVER_BEGUN = frozenset(
-    {"no-address", "worker-at-capacity", "worker-unknown", "worker-incapable", "worker-offline"}
-)
-"""Failures of a task that was not even stored: no worker had it, nothing was spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +41,25 @@ class Awaited:
     end: asyncio.Future[store.Ended]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asker:
-    """Which reading of which decision it is for; ``until`` is when the reading has to end, on the monotonic clock."""
+    """Which reading of which decision it is for; ``until`` is when the reading has to end, on the monotonic clock. ``had_before``
+    is told how many others had the task and what they said that it cost. ``never_begun``: no worker ever had it."""
 
     tenant: UUID
     decision: UUID
     token: int
     traceparent: str
     until: float
+    had_before: Callable[[int, Sequence[Money]], None]
+    never_begun: bool = False
 
 
 class Tasks:
     """The tasks of one process's decisions. ``group`` owns the transactions in flight."""
 
     def __init__(self, database: Database, group: TaskGroup, offer: Offer, wake: Callable[[], None]) -> None:
+        self._database = database
         self._settings = database.settings
         self._offer = offer
         self._wake = wake
@@ -79,26 +80,43 @@ class Tasks:
         try:
             ask = source.ask(request)
         except ValueError as error:
+            asker.never_begun = True
             return Failed("no-address", clean_text(str(error)))
         task = self._new_task(asker, declared, source, ask)
-        request.on_cancel(partial(self.give_up, asker.tenant, task.id))
+        request.on_cancel(partial(self._give_up, asker, task.id))
         try:
             asked = await self._asking.submit(asker.tenant, task)
         except (CommitUnknown, Overloaded) as error:
             return Failed("task-not-stored", clean_text(str(error)), retryable=True)
         match asked:
-            case store.Ended(state=state, answer=answer, older_ms=older_ms):
-                return answer_of(state, answer, older_ms)
-            case store.Waiting(id=id, pinned=pinned, older_ms=older_ms):
+            case Failed():
+                asker.never_begun = True
+                return asked
+            case store.Ended():
+                ended = asked
+            case store.Waiting(id=id, pinned=pinned):
                 if id != task.id:
-                    request.on_cancel(partial(self.give_up, asker.tenant, id))
+                    request.on_cancel(partial(self._give_up, asker, id))
                 self._offer(asker.tenant, source.capability, pinned)
                 ended = await self._end_of(asker.tenant, id)
                 telemetry.TASKS.labels(source.name, ended.state).inc()
-                return answer_of(ended.state, ended.answer, older_ms)
-            case Failed():
-                return asked
-        raise AssertionError(f"an unknown answer to a new task: {asked}")
+            case _:
+                raise AssertionError(f"an unknown answer to a new task: {asked}")
+        await self._account(asker, ended)
+        return answer_of(ended.state, ended.answer, asked.older_ms)
+
+    async def _account(self, asker: Asker, ended: store.Ended) -> None:
+        """Earlier holders of the task may have cost something, too."""
+        asker.never_begun = ended.token == 0
+        earlier = ended.token - (ended.answer is not None and ended.token > 0)
+        if earlier <= 0:
+            return
+        account = partial(late.account, tenant=asker.tenant, task=ended.id)
+        try:
+            costs = await self._database.run(asker.tenant, account)
+        except (CommitUnknown, Overloaded):
+            costs = []
+        asker.had_before(earlier, costs)
 
     def _new_task(
         self, asker: Asker, declared: Evidence[Any, Any], source: RemoteSource[Any], ask: Ask
@@ -127,9 +145,10 @@ class Tasks:
         finally:
             del self.awaited[id]
 
-    async def give_up(self, tenant: UUID, id: UUID) -> None:
+    async def _give_up(self, asker: Asker, id: UUID) -> None:
         """Nobody waits for the task any more; does nothing to one that has ended."""
-        await self._asking.submit(tenant, store.GiveUp(id))
+        given_up = await self._asking.submit(asker.tenant, store.GiveUp(id))
+        asker.never_begun = isinstance(given_up, store.GivenUp) and not given_up.begun
 
     def deliver(self, ended: Iterable[store.Ended]) -> None:
         """How tasks ended, some of which may be waited for here."""

@@ -7,7 +7,8 @@ transaction that sees of all tenants only this much:
     tenants with tasks whose lease ran out  -> handed back: waiting again, failed after the last attempt, or expired
     tasks that wait for a worker            -> offered to as many polls as there are tasks
 
-While nothing waits here, it does nothing. Polls that are open are signs of life of their workers, and whoever waits for a task says so.
+While nothing waits here, it looks once a minute. Polls that are open are signs of life of their workers, and whoever waits for a
+task says so.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from anyio.abc import TaskGroup
 from coordinator.engine.tasks import Tasks
 from coordinator.engine.workers import Progress, Workers
 from coordinator.errors import CommitUnknown, Overloaded
-from coordinator.store import handback, tasks, workers
+from coordinator.store import handback, late, tasks, workers
 from coordinator.store.database import Database
 
+IDLE_LOOK_S = 60.0
+BILL_EVERY_S = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -40,7 +43,7 @@ class Remote:
         self._database = database
         self._settings = database.settings
         self._needed = asyncio.Event()
-        self._touched = time.monotonic()
+        self._touched = self._bill_at = time.monotonic()
         self.tasks = Tasks(database, group, self._offer, self._needed.set)
         self.workers = Workers(database, group, self._needed.set, self.tasks.deliver, progress)
 
@@ -49,7 +52,8 @@ class Remote:
 
     async def watch(self) -> None:
         while True:
-            await self._needed.wait()
+            with anyio.move_on_after(IDLE_LOOK_S):
+                await self._needed.wait()
             try:
                 await self._look()
             except (CommitUnknown, Overloaded, OSError) as error:
@@ -66,11 +70,21 @@ class Remote:
         async with self._database.dispatch_view() as connection:
             ended = await tasks.ended_of_all(connection, awaited) if awaited else []
             groups = await handback.open_tasks(connection)
+            unbilled = await late.tenants_with_unbilled(connection) if self._is_time_to_bill() else ()
+        for tenant in unbilled:
+            await self._database.run(tenant, partial(late.bill_unbilled, tenant=tenant))
         for tenant in {group.tenant for group in groups if group.lost}:
             ended += await self._hand_back(tenant)
         await self._fetch(ended)
         for group in groups:
             self.workers.polls.offer(group.tenant, group.capability, group.pinned, group.waiting)
+
+    def _is_time_to_bill(self) -> bool:
+        """Nobody waits for the costs of late answers, and some of them have to wait until their decision rests."""
+        if time.monotonic() < self._bill_at:
+            return False
+        self._bill_at = time.monotonic() + BILL_EVERY_S
+        return True
 
     async def _touch(self) -> None:
         """Signs of life: of the workers whose polls are open here, and of whoever waits for tasks here."""

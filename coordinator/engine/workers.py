@@ -120,6 +120,7 @@ class Workers:
         self._settings = database.settings
         self._deliver = deliver
         self._progress = progress
+        self._wake = wake
         self._stopping = False
         self.polls = Polls(wake)
         limits = {"max_batch": self._settings.max_batch, "bound": self._settings.max_waiting_commits}
@@ -208,7 +209,11 @@ class Workers:
     async def end(self, tenant: UUID, report: Report) -> Accepted | Superseded | Unknown:
         result = await self._reports.submit(tenant, report)
         if isinstance(result, Accepted) and result.first:
-            self._deliver([Ended(id=report.task, state=report.state, answer=report.encoded)])
+            self._deliver(
+                [Ended(id=report.task, state=report.state, answer=report.encoded, token=report.token)]
+            )
+        elif isinstance(result, Superseded) and result.late:
+            self._wake()
         return result
 
     async def drain(self, tenant: UUID, id: UUID, *, limit_ms: int | None) -> WorkerRow:

@@ -19,7 +19,7 @@ import msgspec
 
 from coordinator.core.canonical import digest
 from coordinator.core.receipt import Receipt
-from coordinator.store import log
+from coordinator.store import late, log
 from coordinator.store.database import Connection
 from coordinator.store.handback import task_receipt
 
@@ -171,10 +171,6 @@ SELECT id, decision_id, evidence, state, fencing_token, answer FROM tasks
 WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) FOR NO KEY UPDATE
 """
 
-REMEMBER_LATE = """
-UPDATE tasks SET late_tokens = late_tokens || $3 WHERE tenant_id = $1 AND id = $2 AND NOT $3 = ANY (late_tokens) RETURNING id
-"""
-
 
 async def claim(connection: Connection, tenant: UUID, wanted: Claim) -> Claimed | NotYours | None:
     """None if there is no such worker."""
@@ -241,8 +237,8 @@ async def end(
     ended = {(row["id"], row["fencing_token"]): row for row in rows}
     receipts = [_ended_receipt(row) for row in rows]
     in_time = {id(first[key]) for key in ended}
-    late = {report.task for report in reports if id(report) not in in_time}
-    known = {row["id"]: row for row in await connection.fetch(LOOK, tenant, late)} if late else {}
+    missed = {report.task for report in reports if id(report) not in in_time}
+    known = {row["id"]: row for row in await connection.fetch(LOOK, tenant, missed)} if missed else {}
     answers: list[Accepted | Superseded | Unknown] = []
     for report in reports:
         if id(report) in in_time:
@@ -281,9 +277,9 @@ async def _late(
     state = str(row["state"])
     if not 1 <= report.token <= token:
         return Superseded(state=state, late=False)
-    if await connection.fetchval(REMEMBER_LATE, tenant, report.task, report.token) is None:
-        return Superseded(state=state, late=False)
     answer = msgspec.json.decode(report.encoded)
+    if not await late.remember(connection, tenant, report.task, report.token, answer.get("cost")):
+        return Superseded(state=state, late=False)
     facts = {"answered_under": report.token, "learnt": report.state, "answer": answer, "state": state}
     receipts.append(task_receipt(row, "task.late-answer", **facts))
     return Superseded(state=state, late=True)

@@ -56,16 +56,22 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that has ended. ``answer`` is JSON, for completed and failed ones."""
+    """A task that has ended. ``answer`` is JSON, for completed and failed ones; ``token`` counts how often it was claimed."""
 
     id: UUID
     state: str
     answer: bytes | None
+    token: int
     older_ms: int = 0
 
 
-Asked = Waiting | Ended | Failed | None
-"""None in answer to `GiveUp`."""
+class GivenUp(msgspec.Struct, frozen=True):
+    """``begun``: a worker had it, or has had it, or it is not known to have waited until now."""
+
+    begun: bool
+
+
+Asked = Waiting | Ended | Failed | GivenUp
 
 
 # Whatever earlier holders of the decision asked for this evidence is this holder's from now on, the newest first.
@@ -73,9 +79,9 @@ ADOPT = """
 WITH earlier AS (
     UPDATE tasks SET decision_token = $4
     WHERE tenant_id = $1 AND decision_id = $2 AND evidence = $3 AND decision_token < $4
-    RETURNING id, state, answer, pinned, request::text = $5::json::text AS same, created_at
+    RETURNING id, state, answer, pinned, request::text = $5::json::text AS same, created_at, fencing_token AS token
 )
-SELECT id, state, answer, pinned, same, (extract(epoch FROM clock_timestamp() - created_at) * 1000)::bigint AS older_ms
+SELECT id, state, answer, token, pinned, same, (extract(epoch FROM clock_timestamp() - created_at) * 1000)::bigint AS older_ms
 FROM earlier ORDER BY created_at DESC
 """
 
@@ -105,7 +111,10 @@ WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND state IN ('waiting', 'in_prog
 RETURNING id, decision_id, evidence, state, fencing_token
 """
 
-FETCH = "SELECT id, state, answer FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND ended_at IS NOT NULL"
+FETCH = """
+SELECT id, state, answer, fencing_token AS token FROM tasks
+WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND ended_at IS NOT NULL
+"""
 
 AWAIT = "UPDATE tasks SET awaited_at = clock_timestamp() WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND ended_at IS NULL"
 
@@ -118,30 +127,28 @@ WHERE t.state NOT IN ('waiting', 'in_progress')
 async def ask(
     connection: Connection, tenant: UUID, items: Sequence[NewTask | GiveUp], *, lease_ms: int
 ) -> Sequence[Asked]:
-    """For each new task what it is now: waiting, ended already (an adopted one), or refused; nothing for what is given up."""
-    answers: list[Asked] = []
+    """For each new task what it is now: waiting, ended already (an adopted one), or refused."""
+    asked: dict[UUID, Asked] = {}
     fresh: list[NewTask] = []
-    receipts: list[Receipt] = []
     given_up = [item.id for item in items if isinstance(item, GiveUp)]
     for item in items:
-        if isinstance(item, GiveUp):
-            answers.append(None)
-            continue
-        answer: Asked = None
-        if item.decision_token > 1:
-            answer = await _adopted(connection, tenant, item, given_up)
-        if answer is None:
-            answer, task = await _placed(connection, tenant, item, fresh, lease_ms)
-            if task is not None:
-                fresh.append(task)
-        answers.append(answer)
+        if isinstance(item, NewTask):
+            answer: Asked | None = None
+            if item.decision_token > 1:
+                answer = await _adopted(connection, tenant, item, given_up)
+            if answer is None:
+                answer, task = await _placed(connection, tenant, item, fresh, lease_ms)
+                fresh += [task] if task else []
+            asked[item.id] = answer
     if fresh:
         await connection.execute(INSERT, tenant, *_columns(fresh))
-        receipts += [_asked(task) for task in fresh]
-    receipts += await give_up(connection, tenant, given_up)
+    ended = await connection.fetch(GIVE_UP, tenant, given_up) if given_up else []
+    receipts = [_asked(task) for task in fresh]
+    receipts += [task_receipt(row, f"task.{row['state']}") for row in ended]
     if receipts:
         await log.append(connection, tenant, receipts)
-    return answers
+    unbegun = {row["id"] for row in ended if not row["fencing_token"]}
+    return [GivenUp(item.id not in unbegun) if isinstance(item, GiveUp) else asked[item.id] for item in items]
 
 
 async def _adopted(
@@ -157,7 +164,13 @@ async def _adopted(
         return None
     row = usable[0]
     if row["state"] == "completed":
-        return Ended(id=row["id"], state="completed", answer=row["answer"], older_ms=row["older_ms"])
+        return Ended(
+            id=row["id"],
+            state="completed",
+            answer=row["answer"],
+            token=row["token"],
+            older_ms=row["older_ms"],
+        )
     await connection.execute(EXTEND, tenant, row["id"], task.deadline_ms)
     return Waiting(row["id"], row["pinned"], row["older_ms"])
 
@@ -194,13 +207,6 @@ async def _refusal(
         return None
     full = AtCapacity(worker=name, current=worker.current, max=worker.max_tasks, waiting=waiting)
     return full.as_failure()
-
-
-async def give_up(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> list[Receipt]:
-    if not ids:
-        return []
-    rows = await connection.fetch(GIVE_UP, tenant, ids)
-    return [task_receipt(row, f"task.{row['state']}") for row in rows]
 
 
 async def still_awaited(connection: Connection, tenant: UUID, ids: Sequence[UUID]) -> None:

@@ -26,7 +26,7 @@ from coordinator.store.claims import (
 )
 from coordinator.store.database import Database
 from coordinator.store.handback import hand_back_lost
-from coordinator.store.tasks import Asked, Ended, GiveUp, NewTask, Waiting, ask, fetch
+from coordinator.store.tasks import Asked, Ended, GivenUp, GiveUp, NewTask, Waiting, ask, fetch
 from coordinator.store.workers import register
 from tests.store.given import admitted, blocked, kinds_of, new_task, only_row, registration
 
@@ -135,6 +135,16 @@ async def test_giving_up_in_the_same_breath_leaves_nothing_to_claim(database: Da
     task = new_task(decision)
     await asked(database, tenant, task, GiveUp(task.id))
     assert await claimed(database, tenant, worker) == []
+
+
+async def test_whoever_gives_up_learns_whether_a_worker_had_it(database: Database, tenant: UUID) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    had, never = new_task(decision), new_task(decision)
+    await asked(database, tenant, had)
+    assert len(await claimed(database, tenant, worker)) == 1
+    await asked(database, tenant, never)
+    assert await asked(database, tenant, GiveUp(had.id), GiveUp(never.id)) == [GivenUp(True), GivenUp(False)]
+    assert await asked(database, tenant, GiveUp(never.id)) == [GivenUp(True)], "it had ended before"
 
 
 async def test_every_step_of_a_task_has_one_receipt(

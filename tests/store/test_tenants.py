@@ -16,6 +16,7 @@ from coordinator.store import events
 from coordinator.store.bills import bill_late
 from coordinator.store.database import Database, open_database
 from coordinator.store.keys import create_key
+from coordinator.store.late import remember
 from coordinator.store.lease import tenants_with_work
 from coordinator.store.locks import ANCHOR
 from coordinator.store.pools import DECLARE as DECLARE_POOL
@@ -56,6 +57,7 @@ TABLES = (
     "pool_shares",
     "workers",
     "tasks",
+    "late_answers",
     "decision_events",
     "decision_follows",
     "decision_notes",
@@ -83,6 +85,7 @@ UPDATABLE = {
     "pool_shares": "slots = slots",
     "workers": "name = name",
     "tasks": "state = state",
+    "late_answers": "token = token",
     "decision_notes": "taken = taken",
     "budgets": "name = name",
     "budget_periods": "name = name",
@@ -127,7 +130,9 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
                 await lock_depths(connection, owner, ["bulk"])
                 await connection.execute(REMEMBER_EVENT, owner, "send", "event-1")
                 await register(connection, owner, registration())
-                await ask(connection, owner, [new_task(decision)], lease_ms=1_000)
+                task = new_task(decision)
+                await ask(connection, owner, [task], lease_ms=1_000)
+                await remember(connection, owner, task.id, 1, None)
                 await connection.execute(DECLARE_POOL, owner, ["planner"], [1], [None], [None])
                 await connection.execute(
                     WRITE_SHARE, owner, uuid7(), 1_000, ["planner"], [1], [0], [0], [0], [0], [0]
@@ -234,6 +239,7 @@ async def test_the_dispatch_view_sees_of_all_tenants_who_has_work_and_nothing_el
         },
         "queues": {"tenant_id", "class", "depth"},
         "operations": {"tenant_id", "state", "due_at", "lease_owner", "lease_expires_at"},
+        "late_answers": {"tenant_id", "billed_at"},
         "tasks": {"tenant_id", "id", "capability", "pinned", "state", "lease_expires_at", "deadline_at"},
         "reservations": {"tenant_id", "state", "expires_at", "ask_at"},
     }

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from adapters.worker import WorkerSource
-from coordinator import Commit, Coordinator, Evidence, Outcome, Packet, Record, decision_type
+from coordinator import Commit, Coordinator, Evidence, Outcome, Packet, Record, decision_type, money
 from coordinator.core.decision import DecisionType
 
 
@@ -26,14 +26,14 @@ def conclude(question: Question, packet: Packet, record: Record[Any]) -> Outcome
 
 
 def asking(
-    name: str, source: WorkerSource[Findings], deadline_ms: int = 60_000
+    name: str, source: WorkerSource[Findings], deadline_ms: int = 60_000, **more: Any
 ) -> DecisionType[Question, Any]:
     return decision_type(
         name,
         request=Question,
         policy=conclude,
         policy_version="1",
-        evidence=[Evidence("findings", source, deadline_ms=deadline_ms, attempts=1)],
+        evidence=[Evidence("findings", source, deadline_ms=deadline_ms, attempts=1, **more)],
         time_limit_ms=120_000,
     )
 
@@ -47,6 +47,8 @@ coordinator = Coordinator(
         asking("short-question", research, deadline_ms=1_500),
         asking("pinned-question", pinned),
         asking("preferred-question", preferred),
+        asking("paid-question", research, reserves=money("0.40 SGD")),
+        asking("short-paid-question", research, deadline_ms=1_500, reserves=money("0.40 SGD")),
         asking("forecast", WorkerSource("forecasting", returns=Findings)),
     ]
 )
