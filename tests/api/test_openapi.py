@@ -69,7 +69,10 @@ def test_problems_are_documented_as_problem_documents() -> None:
 def test_a_decision_has_every_member_that_is_documented_and_no_other(client: Client) -> None:
     made = client.decide(quote()).json
     documented = DOCUMENT["components"]["schemas"]["DecisionView"]
-    assert set(made) == set(documented["properties"])
+    assert set(made) == set(documented["properties"]) - {"review"}
+    reviewed = client.decide(quote(site="reviewed")).json
+    assert set(reviewed) == set(documented["properties"])
+    assert set(reviewed["review"]) == set(DOCUMENT["components"]["schemas"]["ReviewView"]["properties"])
     assert set(made["evidence"][0]) == set(DOCUMENT["components"]["schemas"]["Item"]["properties"])
 
 
