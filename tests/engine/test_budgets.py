@@ -372,6 +372,42 @@ async def test_what_a_silent_process_had_reserved_stays_uncertain_and_the_decisi
         assert await books(root) == (0, 40, 25, 0)
 
 
+async def test_one_that_is_taken_over_when_nothing_is_left_rests_refused_at_once(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    gate = Gate()
+    patient: dict[str, Any] = {"budget_wait_ms": 3_600_000, "on_exhausted": "refuse"}
+    stuck = service_of(paid(source=Fact("cost", gate.answering())), **patient)
+    ready = service_of(paid(), **patient)
+    async with running(stuck, database_url) as first, under(40, ready, database_url, poll_ms=20) as second:
+        waiting = asyncio.create_task(first.post("k"))
+        await gate.arrived.wait()
+        await root.execute("UPDATE decisions SET lease_expires_at = clock_timestamp() - interval '1 s'")
+        answer = await second.post("k")
+        gate.open()
+        await waiting
+    assert not isinstance(answer, Pending)
+    assert (answer.status, b"budget-exhausted" in answer.body) == (409, True)
+    assert await books(root) == (0, 40, 0, 0)
+
+
+async def test_one_that_another_process_cancels_may_still_be_billed(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    gate = Gate()
+    coordinator = service_of(paid(source=Fact("cost", gate.answering())))
+    async with under(40, coordinator, database_url) as first, running(coordinator, database_url) as second:
+        waiting = asyncio.create_task(first.post("k"))
+        await gate.arrived.wait()
+        (id,) = await listed(first, "running")
+        await second.service.cancel(second.caller, UUID(id))
+        assert (await second.shown(id))["status"] == "cancelled"
+        assert await books(root) == (0, 40, 0, 0)
+        gate.open()
+        await waiting
+    assert await books(root) == (0, 40, 0, 0)
+
+
 async def test_an_approval_reserves_again_and_stays_in_review_while_there_is_no_money(
     database_url: str, root: asyncpg.Connection
 ) -> None:
