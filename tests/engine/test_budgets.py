@@ -441,6 +441,49 @@ async def test_an_approval_reserves_again_and_stays_in_review_while_there_is_no_
         await eventually(paid_for, what="the effect is paid for")
 
 
+async def test_a_reading_for_an_approval_that_does_not_say_what_it_cost_is_uncertain(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    async def silent_at_last(_: ReadRequest, n: int) -> Found[Number]:
+        return Found(Number(1), cost=Money(25, "SGD") if n == 1 else None)
+
+    def ask_somebody(ask: Ask, packet: Packet, record: Record[Any]) -> Outcome:
+        return Review("a person decides", Commit({"ok": True}))
+
+    evidence = paid(source=Fact("cost", silent_at_last), freshness=Decisive("value"))
+    async with under(200, service_of(evidence, policy=ask_somebody), database_url) as service:
+        decision = await service.decided()
+        assert await books(root) == (0, 0, 25, 0)
+        reviewer = Key(service.tenant, uuid7(), frozenset({"review"}))
+        etag = decision["review"]["etag"]
+        await service.service.reviews.review(reviewer, UUID(decision["id"]), "approve", etag, "")
+    assert await books(root) == (0, 40, 25, 0)
+
+
+async def test_a_leader_that_leaves_while_its_reading_flies_on_may_still_be_billed(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    gate = Gate()
+    evidence = paid(source=Fact("cost", gate.answering()))
+    async with under(80, service_of(evidence), database_url) as service:
+        leader = asyncio.create_task(service.decided("leader"))
+        await gate.arrived.wait()
+        (id,) = await listed(service, "running")
+        follower = asyncio.create_task(service.decided("follower"))
+
+        async def both() -> bool:
+            return len(await listed(service, "running")) == 2
+
+        await eventually(both, what="both are running")
+        await service.service.cancel(service.caller, UUID(id))
+        assert (await leader)["status"] == "cancelled"
+        assert await states(root, UUID(id)) == [("cost", "uncertain", "cost-unknown")]
+        gate.open()
+        shared = await follower
+    assert evidence_of(shared, "cost")["state"] == "found"
+    assert gate.inside == 0
+
+
 async def test_a_repeat_of_a_failed_reading_is_paid_twice_from_one_reservation(
     database_url: str, root: asyncpg.Connection
 ) -> None:
