@@ -290,8 +290,9 @@ CREATE TABLE late_answers (
 CREATE INDEX late_answers_unbilled ON late_answers (tenant_id) WHERE billed_at IS NULL;
 
 -- Pools ----------------------------------------------------------------------------------------------------------------------
--- What a provider permits, over all processes of the service: no tenant's, so the rows belong to the nil tenant. Whoever moves slots
--- of a pool or takes of its rates locks its row. rates: what was granted of late, see core/rate.py.
+-- What a provider permits, over all processes of the service: no tenant's, so the rows belong to the nil tenant. moves rises whenever a
+-- process writes its share, claims whenever somebody takes of the rates (what was granted of late, see core/rate.py): who has computed
+-- with an older number writes nothing.
 CREATE TABLE pools (
     tenant_id         uuid NOT NULL,
     provider          text NOT NULL,
@@ -299,13 +300,15 @@ CREATE TABLE pools (
     requests_per_min  int CHECK (requests_per_min > 0),
     units_per_min     bigint CHECK (units_per_min > 0),
     rates             json NOT NULL DEFAULT '{}',
+    claims            bigint NOT NULL DEFAULT 0,
+    moves             bigint NOT NULL DEFAULT 0,
     declared_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (tenant_id, provider)
 );
 
 -- The slots that each process holds: together, those whose frees_at has not passed never exceed the pool's concurrency. A process uses
--- them until expires_at, and another may have them from frees_at on, when every call that was begun before has ended. busy and waiting
--- are what the process said last.
+-- them until expires_at, and another may have them from frees_at on, when every call that was begun before has ended. busy, waiting
+-- (waited_ms: the first of them) and wanted are what the process said last.
 CREATE TABLE pool_shares (
     tenant_id      uuid NOT NULL,
     provider       text NOT NULL,
@@ -314,12 +317,11 @@ CREATE TABLE pool_shares (
     busy           int NOT NULL CHECK (busy >= 0),
     waiting        int NOT NULL CHECK (waiting >= 0),
     wanted         int NOT NULL CHECK (wanted >= 0),
-    waiting_since  timestamptz,
+    waited_ms      int NOT NULL CHECK (waited_ms >= 0),
     expires_at     timestamptz NOT NULL,
     frees_at       timestamptz NOT NULL CHECK (frees_at >= expires_at),
     PRIMARY KEY (tenant_id, provider, process_id),
-    FOREIGN KEY (tenant_id, provider) REFERENCES pools,
-    CHECK ((waiting = 0) = (waiting_since IS NULL))
+    FOREIGN KEY (tenant_id, provider) REFERENCES pools
 );
 
 -- Budgets --------------------------------------------------------------------------------------------------------------------

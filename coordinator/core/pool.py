@@ -17,6 +17,8 @@ from coordinator.errors import DeclarationError
 MAX_CONCURRENCY = 10_000
 MAX_REQUESTS_PER_MIN = 10_000_000
 MAX_LINGER_MS = 600_000
+LINGERS_MS = 1_000
+"""Closing the connection does not stop most providers."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +38,7 @@ class Pool:
     cost, whatever it counts) per minute, as `Evidence` estimates them and its source reports them afterwards.
 
     Calls per minute are calls in any 60 s, as the provider counts them. ``lingers_ms``: how long a call that we gave up on (its
-    deadline passed, or it was cancelled) may keep the provider busy; its slot stays taken that long. Raises `DeclarationError`.
+    deadline passed, or it was cancelled) may still keep the provider busy; its slot stays taken that long. Raises `DeclarationError`.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Pool:
         concurrency: int | None = None,
         requests_per_min: int | None = None,
         units_per_min: int | None = None,
-        lingers_ms: int = 0,
+        lingers_ms: int = LINGERS_MS,
     ) -> None:
         self.where = declared_at()
         self.provider = provider

@@ -3,6 +3,8 @@
 Max-min fairness (D. Bertsekas, R. Gallager, *Data Networks*, 6.5.2): everybody gets what they can use up to an equal part, and what
 some leave the others divide again. What cannot be divided goes to those whose calls have waited longest, so that nobody starves
 where there are fewer slots than processes; who holds it keeps it a little longer than that, or it would move more than it works.
+Everybody decides for itself, by what the others said last; so that no slot is left over when they disagree, one that nobody holds goes
+to whoever looks first.
 
 A slot never jumps: a process that holds more than its part comes down as its calls end, and only then can another take it.
 """
@@ -18,8 +20,8 @@ KEEPS_MS = 500
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. ``wanted``: the calls it could have under way at once; ``waited_ms``: the age of its oldest waiting call.
-    Who is not ``alive`` may still have calls under way in all of its slots, and wants nothing."""
+    """One process. ``wanted``: the calls it could have under way at once; ``waited_ms``: how long its first waiting call had waited
+    when it said so. Who is not ``alive`` may still have calls under way in all of its slots, and wants nothing."""
 
     slots: int
     wanted: int = 0
@@ -50,6 +52,8 @@ def share_of(limit: int, holders: Sequence[Holder], me: int, *, home: int, busy:
     dead = sum(holder.slots for holder in others if not holder.alive)
     part = fair_parts(max(limit - dead, 0), holders, wants)[me]
     free = max(limit - sum(holder.slots for holder in others), 0)
+    if free > mine.slots and wants[me] > part:
+        part += 1
     return Share(part, max(min(busy, mine.slots), min(max(part, busy), free)))
 
 

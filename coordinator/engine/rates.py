@@ -87,9 +87,12 @@ class Rates:
     async def _claim(self, calls: list[Waiting]) -> Granted:
         corrections, self._corrections = self._corrections, []
         try:
-            async with self._database.transaction(NIL_TENANT, also=pools.LET_GO) as connection:
-                units = [waiting.units for waiting in calls]
-                return await pools.claim(connection, self._provider.name, units, corrections)
+            while True:
+                async with self._database.transaction(NIL_TENANT, also=pools.LET_GO) as connection:
+                    units = [waiting.units for waiting in calls]
+                    granted = await pools.claim(connection, self._provider.name, units, corrections)
+                if granted is not None:
+                    return granted
         except CommitUnknown:
             self._corrections += [each for each in corrections if each.units > 0]
             raise

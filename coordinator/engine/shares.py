@@ -72,9 +72,9 @@ class Shares:
         """For as long as the service runs, or until `release`."""
         while not self._released:
             now = time.monotonic()
-            due = [name for name, held in self._held.items() if now >= self._due_at(held)]
-            if due and not await quietly("share the slots of providers", partial(self.sync, due)):
-                await anyio.sleep(AFTER_A_FAILURE_S)
+            for held in [held for held in self._held.values() if now >= self._due_at(held)]:
+                if not await quietly("share the slots of a provider", partial(self.sync, held)):
+                    await anyio.sleep(AFTER_A_FAILURE_S)
             self._noticed.clear()
             with anyio.move_on_after(min(map(self._due_at, self._held.values())) - time.monotonic()):
                 await self._noticed.wait()
@@ -90,35 +90,32 @@ class Shares:
         above = share.slots > home_of(held.limit, self._settings.processes)
         return 4 * poll_ms if provider.lacks or above else self._settings.lease_ms / 3
 
-    async def sync(self, names: Sequence[str]) -> None:
-        """Renew these leases, and take or give back what is due."""
+    async def sync(self, held: Held) -> None:
+        """Renew the lease, and take or give back what is due."""
         async with self._writing:
-            if self._released:
-                return
-            before = time.monotonic()
-            for name in names:
-                self._held[name].tried_at = before
-            decided: dict[str, Share] = {}
+            written = self._released
+            while not written:
+                before = held.tried_at = time.monotonic()
+                async with self._database.transaction(NIL_TENANT, also=pools.LET_GO) as connection:
+                    written = await pools.share(
+                        connection,
+                        self._process,
+                        held.provider.name,
+                        self._settings.lease_ms,
+                        partial(self._decide, held),
+                    )
+                if written:
+                    self._may_use(held, before + self._settings.lease_ms / 1000)
 
-            def decide(name: str, limit: int, holders: Sequence[Holder], me: int) -> pools.Told:
-                decided[name], told = self._decide(self._held[name], limit, holders, me)
-                return told
-
-            async with self._database.transaction(NIL_TENANT, also=pools.LET_GO) as connection:
-                await pools.share(connection, self._process, names, self._settings.lease_ms, decide)
-            for name, share in decided.items():
-                self._may_use(self._held[name], share, before + self._settings.lease_ms / 1000)
-
-    def _decide(self, held: Held, limit: int, holders: Sequence[Holder], me: int) -> tuple[Share, pools.Told]:
+    def _decide(self, held: Held, limit: int, holders: Sequence[Holder], me: int) -> pools.Told:
         provider, home = held.provider, home_of(limit, self._settings.processes)
         wanted = max(provider.most, provider.demand, min(home, 1))
         mine = msgspec.structs.replace(holders[me], wanted=wanted, waited_ms=provider.waited_ms)
         everybody = [mine if index == me else holder for index, holder in enumerate(holders)]
         share = share_of(limit, everybody, me, home=home, busy=provider.busy)
         provider.total = min(provider.total, share.slots, share.part)
-        provider.most = provider.demand
-        held.limit, held.told = limit, wanted
-        return share, pools.Told(
+        held.limit, held.told, held.share = limit, wanted, share
+        return pools.Told(
             slots=share.slots,
             busy=provider.busy,
             waiting=provider.waiting,
@@ -127,12 +124,12 @@ class Shares:
             longest_ms=held.longest_ms,
         )
 
-    def _may_use(self, held: Held, share: Share, until: float) -> None:
-        held.share = share
-        held.provider.total = min(share.slots, share.part)
-        held.provider.until = until
-        held.provider.owes = share.slots > share.part
-        held.provider.begin_waiting()
+    def _may_use(self, held: Held, until: float) -> None:
+        provider, share = held.provider, held.share
+        provider.total, provider.until = min(share.slots, share.part), until
+        provider.owes = share.slots > share.part
+        provider.most = provider.demand
+        provider.begin_waiting()
 
     async def release(self) -> None:
         """Begin no more calls, and give back what is free."""

@@ -1,14 +1,17 @@
 """Pools over all processes: the slots of a provider that each process holds, and what its rates have granted.
 
     declare   a starting process writes the limits as its program declares them; the latest declaration wins
-    share     under the pools' row locks: what everybody holds is read, one process's part is computed, and its row is written under
-              a lease. The reading is a statement of its own, begun after the lock was granted, so that it sees what the one before wrote
-    claim     under the pool's row lock: as many calls as there is room for may begin
+    share     what everybody holds is read, one process's part is computed, and its row is written under a lease, unless another process
+              has written one since
+    claim     what was granted of late is read, how many calls may begin is computed, and that is written, unless another has claimed
     release   a stopping process gives back
 
+Nothing is locked while anybody computes. A process that is paused in between finds that the others went on, and one that is paused with
+its write done and not committed loses its connection after `LET_GO_MS`. (A lock that is taken first would be held for as long as the
+process is paused: while a statement is being prepared, PostgreSQL takes its session for a busy one.)
+
 A share counts until `frees_at`: its lease, and then the longest call that may have begun before it ran out. So a process that was
-killed or paused has no call under way in a slot that another holds. A transaction that is paused itself loses the lock, and its
-connection, after `LET_GO_MS`.
+killed or paused has no call under way in a slot that another holds.
 """
 
 from __future__ import annotations
@@ -58,34 +61,29 @@ async def declare(connection: Connection, pools: Mapping[str, Limits]) -> None:
     )
 
 
-LOCK = """
-SELECT provider, concurrency FROM pools
-WHERE tenant_id = $1 AND provider = ANY ($2::text[]) AND concurrency IS NOT NULL
-ORDER BY provider FOR UPDATE
-"""
-
 HELD = """
-WITH freed AS (
-    DELETE FROM pool_shares WHERE tenant_id = $1 AND provider = ANY ($2::text[]) AND frees_at <= clock_timestamp()
-)
-SELECT provider, process_id, slots, wanted, expires_at > clock_timestamp() AS alive,
-    coalesce(extract(epoch FROM clock_timestamp() - waiting_since) * 1000, 0)::int AS waited_ms
-FROM pool_shares
-WHERE tenant_id = $1 AND provider = ANY ($2::text[]) AND frees_at > clock_timestamp()
+SELECT concurrency, moves, process_id, slots, wanted, waited_ms, expires_at > clock_timestamp() AS alive
+FROM pools LEFT JOIN pool_shares
+    ON pool_shares.tenant_id = $1 AND pool_shares.provider = pools.provider AND frees_at > clock_timestamp()
+WHERE pools.tenant_id = $1 AND pools.provider = $2 AND concurrency IS NOT NULL
 """
 
-WRITE = """
+WRITE_IF_UNMOVED = """
+WITH unmoved AS (
+    UPDATE pools SET moves = moves + 1 WHERE tenant_id = $1 AND provider = $2 AND moves = $3 RETURNING provider
+), freed AS (
+    DELETE FROM pool_shares USING unmoved
+    WHERE tenant_id = $1 AND pool_shares.provider = unmoved.provider AND frees_at <= clock_timestamp() AND process_id <> $4
+)
 INSERT INTO pool_shares
-    (tenant_id, provider, process_id, slots, busy, waiting, wanted, waiting_since, expires_at, frees_at)
-SELECT $1, provider, $2, slots, busy, waiting, wanted,
-    CASE WHEN waiting > 0 THEN clock_timestamp() - waited_ms * interval '1 ms' END,
-    clock_timestamp() + $3 * interval '1 ms',
-    clock_timestamp() + ($3 + longest_ms) * interval '1 ms'
-FROM unnest($4::text[], $5::int[], $6::int[], $7::int[], $8::int[], $9::int[], $10::int[])
-    AS mine (provider, slots, busy, waiting, wanted, waited_ms, longest_ms)
+    (tenant_id, provider, process_id, slots, busy, waiting, wanted, waited_ms, expires_at, frees_at)
+SELECT $1, provider, $4, $5, $6, $7, $8, $9,
+    clock_timestamp() + $10::int * interval '1 ms', clock_timestamp() + ($10 + $11::int) * interval '1 ms'
+FROM unmoved
 ON CONFLICT (tenant_id, provider, process_id) DO UPDATE
 SET slots = excluded.slots, busy = excluded.busy, waiting = excluded.waiting, wanted = excluded.wanted,
-    waiting_since = excluded.waiting_since, expires_at = excluded.expires_at, frees_at = excluded.frees_at
+    waited_ms = excluded.waited_ms, expires_at = excluded.expires_at, frees_at = excluded.frees_at
+RETURNING slots
 """
 
 
@@ -101,44 +99,43 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     longest_ms: int
 
 
-Decide = Callable[[str, int, Sequence[Holder], int], Told]
-"""``decide(provider, limit, holders, me)``: under the lock, and from then on the process uses no more than it says."""
+Decide = Callable[[int, Sequence[Holder], int], Told]
+"""``decide(limit, holders, me)``: from then on the process uses no more than it says."""
 
 
-async def share(
-    connection: Connection, process: UUID, providers: Sequence[str], lease_ms: int, decide: Decide
-) -> None:
-    """Take, renew or give back slots of ``providers``, as ``decide`` says."""
-    limits = {
-        row["provider"]: row["concurrency"] for row in await connection.fetch(LOCK, NIL_TENANT, providers)
-    }
-    held: dict[str, dict[UUID, Holder]] = {name: {process: Holder(slots=0)} for name in limits}
-    for row in await connection.fetch(HELD, NIL_TENANT, [*limits]):
-        held[row["provider"]][row["process_id"]] = Holder(
+async def share(connection: Connection, process: UUID, provider: str, lease_ms: int, decide: Decide) -> bool:
+    """Take, renew or give back slots, as ``decide`` says; false if another was quicker, and nothing was written."""
+    rows = await connection.fetch(HELD, NIL_TENANT, provider)
+    if not rows:
+        raise LookupError(f"the pool of provider {provider!r} limits no concurrency, or was not declared")
+    held = {process: Holder(slots=0)} | {
+        row["process_id"]: Holder(
             slots=row["slots"], wanted=row["wanted"], waited_ms=row["waited_ms"], alive=row["alive"]
         )
-    told: dict[str, Told] = {}
-    for name, limit in limits.items():
-        order = sorted(held[name])
-        holders = [held[name][each] for each in order]
-        told[name] = decide(name, limit, holders, order.index(process))
-    await connection.execute(
-        WRITE,
+        for row in rows
+        if row["process_id"] is not None
+    }
+    order = sorted(held)
+    told = decide(rows[0]["concurrency"], [held[each] for each in order], order.index(process))
+    written = await connection.fetchval(
+        WRITE_IF_UNMOVED,
         NIL_TENANT,
+        provider,
+        rows[0]["moves"],
         process,
+        told.slots,
+        told.busy,
+        told.waiting,
+        told.wanted,
+        told.waited_ms,
         lease_ms,
-        [*told],
-        [each.slots for each in told.values()],
-        [each.busy for each in told.values()],
-        [each.waiting for each in told.values()],
-        [each.wanted for each in told.values()],
-        [each.waited_ms for each in told.values()],
-        [each.longest_ms for each in told.values()],
+        told.longest_ms,
     )
+    return written is not None
 
 
 RELEASE = """
-UPDATE pool_shares SET slots = still.busy, busy = still.busy, wanted = 0, waiting = 0, waiting_since = NULL,
+UPDATE pool_shares SET slots = still.busy, busy = still.busy, wanted = 0, waiting = 0, waited_ms = 0,
     expires_at = least(expires_at, clock_timestamp())
 FROM unnest($3::text[], $4::int[]) AS still (provider, busy)
 WHERE tenant_id = $1 AND process_id = $2 AND pool_shares.provider = still.provider AND slots >= still.busy
@@ -153,27 +150,31 @@ async def release(connection: Connection, process: UUID, busy: Mapping[str, int]
     await connection.execute(FORGET, NIL_TENANT, process)
 
 
-LOCK_RATES = """
-SELECT concurrency, requests_per_min, units_per_min, rates, extract(epoch FROM clock_timestamp())::float8 AS now
-FROM pools WHERE tenant_id = $1 AND provider = $2 FOR UPDATE
+RATES = """
+SELECT concurrency, requests_per_min, units_per_min, rates, claims, extract(epoch FROM clock_timestamp())::float8 AS now
+FROM pools WHERE tenant_id = $1 AND provider = $2
 """
 
-KEEP_RATES = "UPDATE pools SET rates = $3 WHERE tenant_id = $1 AND provider = $2"
+KEEP_RATES_IF_UNCLAIMED = """
+UPDATE pools SET rates = $3, claims = claims + 1 WHERE tenant_id = $1 AND provider = $2 AND claims = $4
+"""
 
 _RATES = msgspec.json.Decoder(Rates)
 
 
 async def claim(
     connection: Connection, provider: str, calls: Sequence[int], corrections: Sequence[Correction]
-) -> Granted:
-    """As many of ``calls`` (their units, in order) as may begin now, once ``corrections`` are made."""
-    row = await connection.fetchrow(LOCK_RATES, NIL_TENANT, provider)
+) -> Granted | None:
+    """As many of ``calls`` (their units, in order) as may begin now, once ``corrections`` are made. None if another was quicker: then
+    nothing was written, and the transaction should end before the next attempt, since it may have waited for the other's row."""
+    row = await connection.fetchrow(RATES, NIL_TENANT, provider)
     if row is None:
         raise LookupError(f"the pool of provider {provider!r} was not declared")
     rates = _RATES.decode(row["rates"])
     granted = rates.claim(_limits(row), row["now"], calls, corrections)
-    await connection.execute(KEEP_RATES, NIL_TENANT, provider, msgspec.json.encode(rates))
-    return granted
+    encoded = msgspec.json.encode(rates)
+    done = await connection.execute(KEEP_RATES_IF_UNCLAIMED, NIL_TENANT, provider, encoded, row["claims"])
+    return granted if done == "UPDATE 1" else None
 
 
 STATE = """
@@ -181,7 +182,7 @@ SELECT provider, concurrency, requests_per_min, units_per_min, rates, extract(ep
     others.busy, others.waiting, others.waited_ms
 FROM pools, LATERAL (
     SELECT coalesce(sum(busy), 0)::int AS busy, coalesce(sum(waiting), 0)::int AS waiting,
-        coalesce(max(extract(epoch FROM clock_timestamp() - waiting_since)) * 1000, 0)::int AS waited_ms
+        coalesce(max(waited_ms), 0) AS waited_ms
     FROM pool_shares AS shares
     WHERE shares.tenant_id = $1 AND shares.provider = pools.provider AND process_id <> $3 AND expires_at > clock_timestamp()
 ) AS others

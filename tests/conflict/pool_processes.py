@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 
 import anyio
 import click
@@ -31,14 +32,15 @@ from coordinator.store.database import open_database
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """``callers`` of each process, each of which gives up after ``deadline_ms``."""
+    """``callers`` of each process; each gives up a call after ``deadline_ms``, and the provider goes on with it."""
 
     database_url: str
     providers_url: str
     count: int = 8
     callers: int = 4
-    deadline_ms: int = 300
-    lease_ms: int = 600
+    deadline_ms: int = 1_000
+    lease_ms: int = 1_200
+    lingers_ms: int = 600
     concurrency: int | None = None
     requests_per_min: int | None = None
 
@@ -64,7 +66,7 @@ def served(options: Options) -> tuple[Coordinator, HttpSource[Capacity]]:
         "quote", request=Nothing, policy=nothing, policy_version="1", evidence=[evidence]
     )
     limits = {"concurrency": options.concurrency, "requests_per_min": options.requests_per_min}
-    return Coordinator([declared], pools=[Pool("planner", **limits)]), source
+    return Coordinator([declared], pools=[Pool("planner", lingers_ms=options.lingers_ms, **limits)]), source
 
 
 def asked() -> ReadRequest:
@@ -83,9 +85,11 @@ def asked() -> ReadRequest:
 
 async def call_forever(source: HttpSource[Capacity], provider: Provider, deadline_ms: int) -> None:
     while True:
-        with anyio.move_on_after(deadline_ms / 1000):
-            async with provider.slot():
+        async with provider.slot() as call:
+            with anyio.move_on_after(deadline_ms / 1000) as scope:
                 await source.read(asked())
+            if scope.cancelled_caught:
+                call.give_up()
 
 
 async def run(options: Options) -> None:
@@ -119,10 +123,16 @@ def main() -> None:
             asyncio.run(run(options))
             os._exit(0)
         pids.append(pid)
-    signal.signal(signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGTERM) for pid in pids])
+    signal.signal(signal.SIGTERM, lambda *_: _terminate(pids))
     click.echo(json.dumps({"pids": pids}))
     for pid in pids:
         os.waitpid(pid, 0)
+
+
+def _terminate(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

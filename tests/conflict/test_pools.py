@@ -44,10 +44,17 @@ class Counted:
         async with self._session.put(f"{self.url}/control", json={"/capacity": {"delay_ms": ms}}) as answer:
             assert answer.status == 200
 
-    async def is_used_up(self) -> bool:
-        """All of its slots are in use at this moment."""
-        load = await self.load()
-        return load is not None and load["concurrent_now"] == LIMIT
+    async def is_used_up(self, within_s: float = 15) -> None:
+        """From now on, all of its slots are in use at some moment; and never more of them."""
+        await self.forget()
+
+        async def now() -> bool:
+            load = await self.load()
+            assert load is not None
+            return bool(load["concurrent_max"] >= LIMIT)
+
+        await eventually(now, within_s)
+        assert (await self.load())["concurrent_max"] == LIMIT
 
 
 @pytest.fixture
@@ -122,21 +129,20 @@ async def held(root: asyncpg.Connection) -> dict[str, int]:
 async def test_the_provider_never_sees_more_calls_than_it_permits_while_processes_die_pause_and_come_back(
     database_url: str, provider: Counted, root: asyncpg.Connection
 ) -> None:
-    await provider.takes(20)
+    await provider.takes(100)
     with processes(database_url, provider, concurrency=LIMIT) as pids:
-        await eventually(provider.is_used_up, 15)
+        await provider.is_used_up()
         os.kill(pids[0], signal.SIGKILL)
         os.kill(pids[1], signal.SIGSTOP)
         await eventually(
             lambda: gone(root, 2), 10, what="the shares of the dead and of the paused one were freed"
         )
-        await eventually(provider.is_used_up, what="the six that are left use all of it")
+        await provider.is_used_up()
         os.kill(pids[1], signal.SIGCONT)
+        await provider.is_used_up()
         await eventually(lambda: holding(root, 7), what="the paused one holds slots again")
-        await eventually(provider.is_used_up)
-    load = await provider.load()
-    assert load["concurrent_max"] == LIMIT
-    assert await held(root) == {}
+        await provider.is_used_up()
+    assert (await provider.load())["concurrent_max"] == LIMIT
 
 
 async def gone(root: asyncpg.Connection, count: int) -> bool:
@@ -154,12 +160,14 @@ async def test_the_slots_of_a_killed_process_come_back_only_when_its_calls_have_
 ) -> None:
     """A call takes five leases, and the provider goes on with it though its caller is gone."""
     await provider.takes(1_500)
-    with processes(database_url, provider, concurrency=LIMIT, lease_ms=300, deadline_ms=2_000) as pids:
-        await eventually(provider.is_used_up, 15)
+    with processes(
+        database_url, provider, concurrency=LIMIT, lease_ms=300, deadline_ms=2_000, lingers_ms=2_000
+    ) as pids:
+        await provider.is_used_up()
         before = await held(root)
         os.kill(pids[0], signal.SIGKILL)
         await eventually(lambda: gone(root, 1), 15)
-        await eventually(provider.is_used_up, what="the seven that are left use all of it")
+        await provider.is_used_up()
         assert sum((await held(root)).values()) == LIMIT == sum(before.values())
     assert (await provider.load())["concurrent_max"] == LIMIT
 
@@ -168,13 +176,13 @@ async def test_processes_that_claim_at_the_same_moment_do_not_claim_the_same_slo
     database_url: str, provider: Counted, root: asyncpg.Connection, barrier: Barrier
 ) -> None:
     """The pool's row is locked until all eight wait for it."""
-    await provider.takes(20)
+    await provider.takes(100)
     await declare(root, concurrency=LIMIT)
     await barrier.close()
     with processes(database_url, provider, concurrency=LIMIT):
         await eventually(lambda: waiting_for_a_lock(root, 8), 15)
         await barrier.open()
-        await eventually(provider.is_used_up)
+        await provider.is_used_up()
         assert sum((await held(root)).values()) <= LIMIT
     assert (await provider.load())["concurrent_max"] == LIMIT
 
@@ -183,29 +191,29 @@ async def test_a_process_that_is_stopped_with_the_pools_lock_in_its_hands_does_n
     database_url: str, provider: Counted, root: asyncpg.Connection, barrier: Barrier
 ) -> None:
     """It waits for the lock, is stopped, and gets it."""
-    await provider.takes(20)
+    await provider.takes(100)
     with processes(database_url, provider, concurrency=LIMIT) as pids:
-        await eventually(provider.is_used_up, 15)
+        await provider.is_used_up()
         await barrier.close()
         await eventually(lambda: waiting_for_a_lock(root, 8))
         os.kill(pids[0], signal.SIGSTOP)
         await barrier.open()
         await eventually(lambda: gone(root, 1))
-        await eventually(provider.is_used_up)
+        await provider.is_used_up()
     assert (await provider.load())["concurrent_max"] == LIMIT
 
 
 async def test_with_fewer_slots_than_processes_each_of_them_gets_its_turn(
     database_url: str, provider: Counted, root: asyncpg.Connection
 ) -> None:
-    await provider.takes(20)
+    await provider.takes(100)
     had: set[str] = set()
 
     async def everybody() -> bool:
         had.update(process for process, slots in (await held(root)).items() if slots)
         return len(had) == 8
 
-    with processes(database_url, provider, concurrency=2, deadline_ms=30_000, lease_ms=5_000):
+    with processes(database_url, provider, concurrency=2, lease_ms=5_000):
         await eventually(everybody, 15)
     assert (await provider.load())["concurrent_max"] == 2
 
@@ -224,7 +232,7 @@ async def test_eight_processes_together_begin_no_more_calls_than_a_minute_has_le
         versions.add(row["xmin"])
         return msgspec.json.decode(row["rates"], type=Rates).requests.left(100) == 0 and len(versions) > 12
 
-    with processes(database_url, provider, requests_per_min=100, deadline_ms=600_000):
+    with processes(database_url, provider, requests_per_min=100):
         await eventually(lambda: waiting_for_a_lock(root, 8), 15)
         await barrier.open()
         await eventually(asked_again)

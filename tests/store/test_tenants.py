@@ -20,7 +20,7 @@ from coordinator.store.late import remember
 from coordinator.store.lease import tenants_with_work
 from coordinator.store.locks import ANCHOR
 from coordinator.store.pools import DECLARE as DECLARE_POOL
-from coordinator.store.pools import WRITE as WRITE_SHARE
+from coordinator.store.pools import WRITE_IF_UNMOVED as WRITE_SHARE
 from coordinator.store.presence import ANNOUNCE
 from coordinator.store.queue import lock_depths
 from coordinator.store.resolve import REMEMBER_EVENT
@@ -134,9 +134,7 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
                 await ask(connection, owner, [task], lease_ms=1_000)
                 await remember(connection, owner, task.id, 1, None)
                 await connection.execute(DECLARE_POOL, owner, ["planner"], [1], [None], [None])
-                await connection.execute(
-                    WRITE_SHARE, owner, uuid7(), 1_000, ["planner"], [1], [0], [0], [0], [0], [0]
-                )
+                await connection.execute(WRITE_SHARE, owner, "planner", 0, uuid7(), 1, 0, 0, 0, 0, 1_000, 0)
     return made
 
 
