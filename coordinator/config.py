@@ -102,7 +102,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lock_poll_ms: int = 100
     """How often a decision asks again for a named lock that another process holds; jittered."""
     max_lock_waiters: int = 256
-    """Decisions of one process that may wait for a named lock without a slot; what exceeds it keeps its slot."""
+    """Decisions of one process that may wait for a named lock, or for money, without a slot; what exceeds it keeps its slot."""
     lock_patience_ms: int = 500
     """How long a process may hand a named lock on among its own decisions while another process waits for it."""
     cancels_at_once: int = 16

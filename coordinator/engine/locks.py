@@ -63,7 +63,7 @@ async def _take_all(engine: Engine, run: Run, lent: AsyncExitStack) -> bool:
         refused = ready > 0 and run.places.is_head(run.waits_for)
         if has_slot and (refused or not run.places.heads([run.waits_for])):
             has_slot = False
-            await lent.enter_async_context(_without_slot(engine, run))
+            await lent.enter_async_context(without_slot(engine, run))
         if refused:
             await anyio.sleep(_until_the_next_poll(engine))
         await run.places.turn(run.waits_for)
@@ -71,7 +71,8 @@ async def _take_all(engine: Engine, run: Run, lent: AsyncExitStack) -> bool:
 
 
 @asynccontextmanager
-async def _without_slot(engine: Engine, run: Run) -> AsyncIterator[None]:
+async def without_slot(engine: Engine, run: Run) -> AsyncIterator[None]:
+    """For a block that waits for something else than work. As many may wait so as the bound says; beyond it they keep their slot."""
     if engine.lines.without_slot >= engine.settings.max_lock_waiters:
         yield
         return

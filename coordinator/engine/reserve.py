@@ -8,7 +8,7 @@ one that was taken over from a silent process, whose reservations are uncertain 
     review     it goes to a person, with nothing read
     refuse     it rests, refused
 
-While it waits it keeps the slot of its class, so the wait is bounded.
+While it waits it lends its slot to others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from coordinator.core.budget import Short
 from coordinator.core.fence import Check
 from coordinator.engine.commit import Rest, rest_without_commit
+from coordinator.engine.locks import without_slot
 from coordinator.engine.run import Engine, Run
 from coordinator.engine.spending import exhausted, want_of
 from coordinator.errors import CommitUnknown, Overloaded
@@ -56,19 +57,26 @@ async def reserve_again(engine: Engine, run: Run) -> Check | None:
 
 
 async def _until_held(engine: Engine, run: Run, until: float) -> None:
-    """Asks once, or with `wait` until then. A decision that another process holds by now goes on as it is: its commit is refused."""
+    """Asks once, or with `wait` until then, without a slot."""
+    if await _asked(engine, run) or run.type.on_exhausted != "wait":
+        return
     pause = FIRST_PAUSE_S
-    while True:
-        answer = await _secure(engine, run)
-        if not isinstance(answer, Short):
-            run.held, run.short = answer or {}, None
-            return
+    async with without_slot(engine, run):
+        while (left := until - time.monotonic()) > 0:
+            await engine.freed.wait(run.tenant, min(left, pause * random.uniform(0.5, 1)))
+            if await _asked(engine, run):
+                return
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+async def _asked(engine: Engine, run: Run) -> bool:
+    """Whether it holds what it needs. A decision that another process holds by now goes on as it is: its commit is refused."""
+    answer = await _secure(engine, run)
+    if isinstance(answer, Short):
         run.short = answer
-        left = until - time.monotonic()
-        if run.type.on_exhausted != "wait" or left <= 0:
-            return
-        await engine.freed.wait(run.tenant, min(left, pause * random.uniform(0.5, 1)))
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        return False
+    run.held, run.short = answer or {}, None
+    return True
 
 
 async def _secure(engine: Engine, run: Run) -> Secured | Short | None:

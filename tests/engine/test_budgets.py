@@ -24,6 +24,7 @@ from coordinator.errors import BudgetExhausted, StaleReview
 from coordinator.store.budgets import NewBudget
 from coordinator.store.keys import Key
 from tests.engine.harness import (
+    ONE_CLASS,
     Ask,
     Fact,
     Gate,
@@ -117,6 +118,27 @@ async def test_a_decision_that_waits_goes_on_when_money_comes_back(
         decision = await service.decided("second")
     assert decision["status"] == "committed"
     assert "reserve" in {stage["stage"] for stage in decision["timeline"]}
+
+
+async def test_whoever_waits_for_money_holds_no_slot(database_url: str, root: asyncpg.Connection) -> None:
+    waits = service_of(paid(), on_exhausted="wait", budget_wait_ms=20_000)
+    one_slot = {"max_running": 1, "classes": ONE_CLASS}
+    async with under(40, waits, database_url, **one_slot) as service:
+        await set_ceiling(service, 0)
+        first = asyncio.create_task(service.decided("first"))
+
+        async def waiting() -> bool:
+            return await root.fetchval("SELECT count(*) FROM decisions WHERE status = 'running'") == 1
+
+        await eventually(waiting, what="the first one waits for money")
+        second = asyncio.create_task(service.decided("second"))
+
+        async def both() -> bool:
+            return await root.fetchval("SELECT count(*) FROM decisions WHERE status = 'running'") == 2
+
+        await eventually(both, what="the second one has the only slot, and waits as well")
+        await set_ceiling(service, 80)
+        assert {(await first)["status"], (await second)["status"]} == {"committed"}
 
 
 async def test_a_decision_that_waits_in_vain_rests_and_its_key_answers_the_refusal_for_ever(
