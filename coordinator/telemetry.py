@@ -40,6 +40,7 @@
     coordinator_pool_oldest_wait_seconds          gauge      provider
     coordinator_pool_rate_waits_total             counter    provider
     coordinator_reservations_reconciled_total     counter    became
+    coordinator_cleanups_total                    counter    evidence, outcome
     coordinator_locks_waiting                     gauge      type
     coordinator_lock_wait_seconds                 histogram  type
     coordinator_locks_lost_total                  counter    type
@@ -188,6 +189,13 @@ POOL_OLDEST_WAIT = Labelled(
 )
 POOL_RATE_WAITS = Labelled(
     Counter("coordinator_pool_rate_waits_total", "Calls that had to wait for the rate", ["provider"])
+)
+CLEANUPS = Labelled(
+    Counter(
+        "coordinator_cleanups_total",
+        "Clean-ups of cancelled readings: done, failed or hung",
+        ["evidence", "outcome"],
+    )
 )
 LOCKS_WAITING = Labelled(
     Gauge(

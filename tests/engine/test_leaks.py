@@ -210,7 +210,7 @@ async def test_a_thousand_cancelled_decisions_leave_nothing_behind(
     world: World, database_url: str, root: asyncpg.Connection
 ) -> None:
     outside = census()
-    limits: dict[str, Any] = {"max_running": 30, "classes": ROOM, "provider_concurrency": 4}
+    limits: dict[str, Any] = {"max_running": 30, "classes": ROOM, "provider_concurrency": 8}
     async with running(world.coordinator(), database_url, **limits) as service:
         await all_cancelled(service, world, range(-AT_ONCE, 0))
         await eventually(lambda: not any(held(service).values()), what="it has come to rest after warming up")
