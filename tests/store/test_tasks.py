@@ -202,6 +202,25 @@ async def test_a_task_of_a_decision_at_rest_is_neither_given_out_nor_kept_unless
     assert await claimed(database, tenant, worker) == []
 
 
+async def test_a_superseded_worker_does_not_prolong_the_lease_of_the_next(
+    database: Database, tenant: UUID, root: asyncpg.Connection
+) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    await asked(database, tenant, new_task(decision, deadline_ms=3_600_000))
+    (lost,) = await claimed(database, tenant, worker)
+    await let_run_out(root)
+    await database.run(tenant, lambda connection: hand_back_lost(connection, tenant))
+    assert len(await claimed(database, tenant, worker)) == 1
+    until = "SELECT lease_expires_at FROM tasks"
+    before = await only_row(root, until)
+    stale = [Beat(lost.id, lost.fencing_token)]
+    (answer,) = await database.run(
+        tenant, lambda connection: heartbeat(connection, tenant, stale, lease_ms=10 * LEASE_MS)
+    )
+    assert isinstance(answer, Superseded)
+    assert await only_row(root, until) == before
+
+
 async def test_a_pinned_task_counts_those_that_wait_for_its_worker_too(
     database: Database, tenant: UUID
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -74,8 +76,10 @@ def test_a_worker_gets_only_tasks_of_its_capabilities(service: Service) -> None:
     forecaster = service.register("seer", capabilities=["forecasting"])
     anybody = service.register("anybody", capabilities=["*"])
     question = service.ask(type="forecast")
+    eventually_now(lambda: service.receipts("task.waiting")[-1]["capability"] == "forecasting")
+    assert researcher.claim(0) == []
     (task,) = forecaster.claim()
-    assert researcher.claim(0) == anybody.claim(0) == []
+    assert anybody.claim(0) == []
     assert forecaster.complete(task).status == 200
     assert question.findings()["state"] == "found"
     question = service.ask(type="forecast")
@@ -154,6 +158,22 @@ def test_a_poll_that_is_open_is_a_sign_of_life(service: Service) -> None:
         while not poll.done():
             seen.append(service.workers()["patient"]["status"])
     assert set(seen) == {"idle"}
+
+
+def test_a_task_is_not_given_to_a_connection_that_nobody_reads(service: Service) -> None:
+    gone = service.register("gone")
+    place = urlsplit(service.address)
+    with socket.create_connection((place.hostname, place.port)) as connection:
+        request = f"POST /v1/workers/{gone.id}/claim?wait=60 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.key}"
+        connection.sendall(f"{request}\r\nContent-Length: 0\r\n\r\n".encode())
+        heard = service.workers()["gone"]["heartbeat_at"]
+        eventually_now(lambda: service.workers()["gone"]["heartbeat_at"] > heard, what="the poll is open")
+    eventually_now(lambda: service.workers()["gone"]["status"] == "offline")
+    question, other = service.ask(), service.register("other")
+    task = other.one()
+    assert task["attempt"] == 1
+    other.complete(task)
+    assert question.findings()["state"] == "found"
 
 
 def test_a_task_whose_worker_falls_silent_goes_to_another_and_the_late_answer_changes_nothing(
@@ -323,8 +343,9 @@ def test_a_cancelled_decision_gives_up_its_tasks(service: Service) -> None:
 def test_a_pinned_task_goes_to_its_worker_alone(service: Service) -> None:
     chosen, other = service.register("chosen"), service.register("other")
     question = service.ask(type="pinned-question", worker="chosen")
-    task = chosen.one()
+    eventually_now(lambda: service.receipts("task.waiting")[-1].get("pinned") == "chosen")
     assert other.claim(0) == []
+    task = chosen.one()
     chosen.complete(task)
     assert question.findings()["state"] == "found"
 

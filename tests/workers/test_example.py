@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,6 @@ from anyio import to_thread
 from coordinator.core.money import money
 from coordinator.demo.launch import package_environment
 from coordinator.worker import Absent, Failed, Found, Task, Worker
-from tests.support import eventually
 from tests.workers.asking import Service
 from tests.workers.processes import ended
 
@@ -127,10 +127,26 @@ async def test_an_async_function_is_cancelled_when_nobody_waits_for_it(service: 
 
 @pytest.mark.anyio
 async def test_a_function_in_a_thread_keeps_its_place_until_it_returns(service: Service) -> None:
-    told = Told(service, lambda task: task.cancelled.wait(30) and None)
-    findings = await told.asked(service, type="short-question")
-    assert findings["state"] in ("timed_out", "failed")
-    await eventually(lambda: service.workers()["here"]["capacity"]["current"] == 0)
+    told, release = threading.Event(), threading.Event()
+
+    def stubborn(task: Task) -> None:
+        task.cancelled.wait(30)
+        told.set()
+        release.wait(30)
+
+    worker = Worker(service.address, service.key, name="stubborn", max_tasks=1, drain_s=5)
+    worker.handles("research")(stubborn)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: worker.serve(stop_on_signals=False))
+        service.ask(type="short-question")
+        await to_thread.run_sync(told.wait, 30)
+        question, other = service.ask(), service.register("other")
+        (task,) = await to_thread.run_sync(other.claim, 10)
+        assert task["attempt"] == 1, "it is not given to a worker that has no place for it"
+        other.complete(task)
+        release.set()
+        assert (await to_thread.run_sync(question.findings))["state"] == "found"
+        worker.stop()
 
 
 def test_a_worker_that_handles_nothing_or_too_much_says_so_at_once() -> None:
