@@ -15,7 +15,7 @@ import msgspec
 from adapters.declare import declared_at
 from adapters.template import REQUEST, NoValue, Template
 from coordinator.core.canonical import InvalidJson, JsonValue, check
-from coordinator.core.decision import NAME
+from coordinator.core.dependencies import NAME
 from coordinator.core.evidence import Ask, ReadRequest, is_struct
 from coordinator.errors import DeclarationError
 

@@ -4,6 +4,7 @@ This is what a module that declares decisions imports.
 """
 
 from coordinator.core.decision import Coordinator, DecisionType, decision_type
+from coordinator.core.each import Each, One
 from coordinator.core.effect import Keyed, Lookup, Unguarded, keyed
 from coordinator.core.evidence import (
     Absent,
@@ -14,6 +15,7 @@ from coordinator.core.evidence import (
     MaxAge,
     Part,
     ReadRequest,
+    Skip,
     Snapshot,
     Unchanged,
 )
@@ -31,6 +33,7 @@ __all__ = [
     "DecisionType",
     "Decisive",
     "Decline",
+    "Each",
     "Effect",
     "Evidence",
     "Failed",
@@ -41,6 +44,7 @@ __all__ = [
     "Missing",
     "Money",
     "NeedMore",
+    "One",
     "Outcome",
     "Packet",
     "Part",
@@ -50,6 +54,7 @@ __all__ = [
     "Record",
     "RecordKind",
     "Review",
+    "Skip",
     "Snapshot",
     "Unchanged",
     "Unguarded",

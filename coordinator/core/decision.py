@@ -7,16 +7,15 @@ not a struct) are `DeclarationError`s raised while the module loads, each naming
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
-import msgspec
-
 from coordinator.core.budget import Need, OnExhausted
+from coordinator.core.dependencies import NAME, closure, in_dependency_order
+from coordinator.core.each import Each
 from coordinator.core.effect import Sink, reserves_of
-from coordinator.core.evidence import MAX_UNITS, Addressed, Evidence, is_struct
+from coordinator.core.evidence import MAX_UNITS, Evidence, is_struct
 from coordinator.core.likeness import asker
 from coordinator.core.lock_names import LockNames
 from coordinator.core.outcome import Outcome
@@ -44,8 +43,6 @@ Status = Literal[
 RESTING: frozenset[str] = frozenset(
     {"committed", "declined", "in_review", "unresolved", "conflicted", "expired", "cancelled", "failed"}
 )
-NAME = re.compile(r"[a-z][a-z0-9-]{0,62}\Z")
-MAX_EVIDENCE = 64
 MAX_SINK_TIMEOUT_MS = 600_000
 MAX_REVIEW = timedelta(days=366)
 
@@ -96,7 +93,15 @@ class DecisionType(Generic[R, D]):
         self.needs = _needs(evidence, sinks)
         self.reserves = [need.amount for need in self.needs]
         self.questions = {name: asker(declared.source) for name, declared in evidence.items()}
-        self.types: dict[str, Any] = {name: declared.source.returns for name, declared in evidence.items()}
+        self.after = {name: declared.after for name, declared in evidence.items()}
+        self.before = closure(self.after)
+        self.types: dict[str, Any] = {name: _type_of(declared) for name, declared in evidence.items()}
+
+
+def _type_of(declared: Evidence[Any, Any]) -> Any:
+    returns: Any = declared.source.returns
+    each: Any = Each
+    return each[returns] if declared.for_each else returns
 
 
 def _needs(evidence: Mapping[str, Evidence[Any, Any]], sinks: Mapping[str, Sink]) -> tuple[Need, ...]:
@@ -171,7 +176,7 @@ def decision_type(
         )
     if not 0.01 <= cost <= 1000:
         raise wrong("cost must be within 0.01..1000")
-    ordered = _in_dependency_order(evidence, request, wrong)
+    ordered = in_dependency_order(evidence, request, wrong)
     sinks = _by_name(effects, wrong)
     _check_reserves(_needs(ordered, sinks), on_exhausted, budget_wait_ms, wrong)
     names = LockNames(locks, request, has_record=record is not None, where=where)
@@ -224,85 +229,6 @@ def _by_name(effects: Sequence[Sink], wrong: Callable[[str], DeclarationError]) 
             raise wrong(f"effect {sink.name!r} is declared twice")
         sinks[sink.name] = sink
     return sinks
-
-
-def _in_dependency_order(
-    evidence: Sequence[Evidence[Any, Any]], request: type[Any], wrong: Callable[[str], DeclarationError]
-) -> dict[str, Evidence[Any, Any]]:
-    if len(evidence) > MAX_EVIDENCE:
-        raise wrong(f"{len(evidence)} pieces of evidence; at most {MAX_EVIDENCE}")
-    known: dict[str, Evidence[Any, Any]] = {}
-    for declared in evidence:
-        if not NAME.match(declared.name):
-            raise DeclarationError(
-                f"evidence {declared.name!r}: a name is 1..63 of a-z, 0-9 and -", declared.where
-            )
-        if declared.name in known:
-            raise DeclarationError(f"evidence {declared.name!r} is declared twice", declared.where)
-        known[declared.name] = declared
-    for declared in evidence:
-        _check_after(declared, known)
-        _check_asks_for(declared, request)
-    return _topological(known)
-
-
-def _check_asks_for(declared: Evidence[Any, Any], request: type[Any]) -> None:
-    """What a source's address is made of has to be there: a field of the request, or evidence that comes before."""
-    if not isinstance(declared.source, Addressed):
-        return
-    fields = {field.name for field in msgspec.structs.fields(request)}
-    for path in declared.source.asks_for:
-        root, first, *_ = [*path.split("."), ""]
-        if root == "input" and first not in fields:
-            known = ", ".join(sorted(fields))
-            raise DeclarationError(
-                f"evidence {declared.name!r}: {{{path}}}: the request has no {first!r}, only {known}",
-                declared.where,
-            )
-        if root == "evidence" and first not in declared.after:
-            raise DeclarationError(
-                f"evidence {declared.name!r}: {{{path}}}: add after=[{first!r}], so that it is there",
-                declared.where,
-            )
-
-
-def _check_after(declared: Evidence[Any, Any], known: Mapping[str, Evidence[Any, Any]]) -> None:
-    for name in declared.after:
-        if name not in known:
-            raise DeclarationError(
-                f"evidence {declared.name!r} comes after {name!r}, which is not declared here", declared.where
-            )
-        if known[name].on_demand and not declared.on_demand:
-            raise DeclarationError(
-                f"evidence {declared.name!r} comes after {name!r}, which is on_demand: make both on_demand",
-                declared.where,
-            )
-
-
-def _topological(known: Mapping[str, Evidence[Any, Any]]) -> dict[str, Evidence[Any, Any]]:
-    ordered: dict[str, Evidence[Any, Any]] = {}
-    waiting = dict(known)
-    while waiting:
-        ready = [
-            name for name, declared in waiting.items() if all(before in ordered for before in declared.after)
-        ]
-        if not ready:
-            cycle = _cycle(waiting)
-            names = " after ".join([*cycle, cycle[0]])
-            raise DeclarationError(f"evidence depends on itself: {names}", waiting[cycle[0]].where)
-        for name in ready:
-            ordered[name] = waiting.pop(name)
-    return ordered
-
-
-def _cycle(waiting: Mapping[str, Evidence[Any, Any]]) -> list[str]:
-    """Names each of which comes after the next, and the last after the first. Each of ``waiting`` waits for another of them."""
-    path = [next(iter(waiting))]
-    while True:
-        before = next(name for name in waiting[path[-1]].after if name in waiting)
-        if before in path:
-            return path[path.index(before) :]
-        path.append(before)
 
 
 class Coordinator:

@@ -14,19 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from types import UnionType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Generic,
     Literal,
     Protocol,
     TypeAlias,
     TypeVar,
-    Union,
     cast,
-    get_args,
-    get_origin,
     overload,
     runtime_checkable,
 )
@@ -34,19 +30,36 @@ from typing import (
 import msgspec
 
 from coordinator.core.canonical import JsonValue
+from coordinator.core.freshness import SNAPSHOT as SNAPSHOT
+from coordinator.core.freshness import Decisive as Decisive
+from coordinator.core.freshness import Freshness as Freshness
+from coordinator.core.freshness import MaxAge as MaxAge
+from coordinator.core.freshness import Snapshot as Snapshot
+from coordinator.core.item import Item as Item
+from coordinator.core.item import ItemError as ItemError
+from coordinator.core.item import State as State
+from coordinator.core.item import clean_text as clean_text
 from coordinator.core.money import Money
+from coordinator.core.shapes import UNIONS as UNIONS
+from coordinator.core.shapes import check_decisive_fields
+from coordinator.core.shapes import is_struct as is_struct
 from coordinator.core.where import declared_at
 from coordinator.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from coordinator.core.each import Each
+    from coordinator.core.packet import Packet
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P")
 
-State = Literal["found", "absent", "failed", "timed_out", "cancelled", "skipped"]
 MAX_DEADLINE_MS = 3_600_000
+MAX_ITEMS = 1_000
+EACH = "each"
+"""What one of the list is called where evidence is read for each: ``{each.id}`` in a template, ``evidence["each"]`` otherwise."""
 MAX_UNITS = 1_000_000_000_000
 """Of anything counted per minute: exact in JSON, and in sums of a minute."""
-UNIONS = (UnionType, Union)  # of generic structs, ``A[int] | B`` is the latter
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
@@ -192,47 +205,22 @@ class Addressed(Protocol):
     def asks_for(self) -> Sequence[str]: ...
 
 
-class Decisive:
-    """Re-read just before commit; these fields must still be what the policy saw (no fields: the whole value)."""
-
-    def __init__(self, *fields: str) -> None:
-        self.fields = fields
-
-    def as_json(self) -> dict[str, JsonValue]:
-        return {"kind": "decisive", "fields": list(self.fields)}
-
-
-class MaxAge:
-    """May be at most this old at commit; an older reading is read again."""
-
-    def __init__(self, age: timedelta) -> None:
-        if type(age) is not timedelta or age < timedelta(milliseconds=1):
-            raise DeclarationError(
-                f"MaxAge must be positive, a timedelta of at least 1 ms, not {age!r}", declared_at()
-            )
-        self.max_age_ms = int(age.total_seconds() * 1000)
-
-    def as_json(self) -> dict[str, JsonValue]:
-        return {"kind": "max-age", "max_age_ms": self.max_age_ms}
-
-
-class Snapshot:
-    """Recorded as it was read, never rechecked."""
-
-    def as_json(self) -> dict[str, JsonValue]:
-        return {"kind": "snapshot"}
-
-
-Freshness: TypeAlias = Decisive | MaxAge | Snapshot
-SNAPSHOT = Snapshot()
-
-
 class Required:
     """Marks evidence without which there is no decision: the policy gets its plain value."""
 
 
 class Optional:
     """Marks evidence that may be missing: the policy gets `Present` or `Missing` and has to say what it does with either."""
+
+
+class Skip(msgspec.Struct, frozen=True):
+    """What a condition answers to say why evidence is not read."""
+
+    reason: str
+
+
+When: TypeAlias = "Callable[[Any, Packet], bool | Skip]"
+"""Any: the first parameter is whatever request type the decision declares."""
 
 
 class Evidence(Generic[T, P]):
@@ -243,6 +231,14 @@ class Evidence(Generic[T, P]):
     off, and repeated if ``attempts`` are left. ``after`` names evidence that must be there first; its values reach the source's
     request. ``on_demand`` evidence is read only when the policy returns ``NeedMore`` naming it. ``units`` is how much of the
     provider's units/min one call is expected to use; what it says it really used corrects that afterwards.
+
+    ``when(request, packet)`` makes it conditional. It is pure; the packet holds what comes before, found or not, and nothing else.
+    If it answers False, or ``Skip("why")``, the evidence is `skipped`; only it decides, so it can also read what makes up for
+    something missing.
+
+    ``for_each`` names a list, such as ``input.sites`` or ``evidence.order.lines``: the source is asked for each of its members, all
+    at once, and ``packet[evidence]`` is an ``Each[T]``. More than ``max_items`` are a failure. It is found if all were, or at least
+    ``need`` of them.
     """
 
     @overload
@@ -260,6 +256,8 @@ class Evidence(Generic[T, P]):
         reserves: Money | None = ...,
         units: int = ...,
         attempt_ms: int | None = ...,
+        when: None = ...,
+        for_each: None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -276,6 +274,49 @@ class Evidence(Generic[T, P]):
         reserves: Money | None = ...,
         units: int = ...,
         attempt_ms: int | None = ...,
+        when: When | None = ...,
+        for_each: None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Evidence[Each[T], Required],
+        name: str,
+        source: Source[T] | RemoteSource[T],
+        *,
+        deadline_ms: int | None = ...,
+        freshness: Freshness = ...,
+        required: Literal[True] = ...,
+        after: Sequence[str] = ...,
+        attempts: int = ...,
+        on_demand: Literal[False] = ...,
+        reserves: Money | None = ...,
+        units: int = ...,
+        attempt_ms: int | None = ...,
+        when: None = ...,
+        for_each: str,
+        max_items: int = ...,
+        need: int | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Evidence[Each[T], Optional],
+        name: str,
+        source: Source[T] | RemoteSource[T],
+        *,
+        deadline_ms: int | None = ...,
+        freshness: Freshness = ...,
+        required: Literal[False],
+        after: Sequence[str] = ...,
+        attempts: int = ...,
+        on_demand: bool = ...,
+        reserves: Money | None = ...,
+        units: int = ...,
+        attempt_ms: int | None = ...,
+        when: When | None = ...,
+        for_each: str,
+        max_items: int = ...,
+        need: int | None = ...,
     ) -> None: ...
 
     def __init__(
@@ -292,6 +333,10 @@ class Evidence(Generic[T, P]):
         reserves: Money | None = None,
         units: int = 0,
         attempt_ms: int | None = None,
+        when: When | None = None,
+        for_each: str | None = None,
+        max_items: int = 100,
+        need: int | None = None,
     ) -> None:
         self.where = declared_at()
         if deadline_ms is None:
@@ -305,13 +350,18 @@ class Evidence(Generic[T, P]):
             raise DeclarationError(f"evidence {name!r}: attempts must be within 1..10", self.where)
         if attempt_ms is not None and not (type(attempt_ms) is int and 1 <= attempt_ms <= deadline_ms):
             raise DeclarationError(f"evidence {name!r}: attempt_ms must be within 1..deadline_ms", self.where)
-        if on_demand and required:
-            raise DeclarationError(
-                f"evidence {name!r}: on_demand evidence must be required=False", self.where
-            )
+        if (on_demand or when) and required:
+            what = "on_demand" if on_demand else "conditional"
+            raise DeclarationError(f"evidence {name!r}: {what} evidence must be required=False", self.where)
+        if type(max_items) is not int or not 1 <= max_items <= MAX_ITEMS:
+            raise DeclarationError(f"evidence {name!r}: max_items must be within 1..{MAX_ITEMS}", self.where)
+        if need is not None and not (type(need) is int and 0 <= need <= max_items):
+            raise DeclarationError(f"evidence {name!r}: need must be within 0..max_items", self.where)
+        if for_each is not None and isinstance(source, LocalSource):
+            raise DeclarationError(f"evidence {name!r}: for_each is for sources that are called", self.where)
         if type(units) is not int or not 0 <= units <= MAX_UNITS:
             raise DeclarationError(f"evidence {name!r}: units must be within 0..{MAX_UNITS}", self.where)
-        _check_decisive_fields(name, source.returns, freshness, self.where)
+        check_decisive_fields(name, source.returns, freshness, self.where)
         self.name = name
         self.source = source
         self.local = source if isinstance(source, LocalSource) else None
@@ -327,56 +377,7 @@ class Evidence(Generic[T, P]):
         self.reserves = reserves
         self.units = units
         self.attempt_ms = attempt_ms
-
-
-def _check_decisive_fields(name: str, returns: Any, freshness: Freshness, where: str) -> None:
-    if not is_struct(returns):
-        raise DeclarationError(
-            f"evidence {name!r}: its source returns {returns!r}; it must be a msgspec.Struct", where
-        )
-    if isinstance(freshness, Decisive):
-        arms = get_args(returns) if get_origin(returns) in UNIONS else (returns,)
-        known = {field.encode_name for arm in arms for field in msgspec.structs.fields(arm)}
-        for field in freshness.fields:
-            if field not in known:
-                raise DeclarationError(
-                    f"evidence {name!r}: decisive field {field!r} is not one of {sorted(known)}", where
-                )
-
-
-def is_struct(kind: Any) -> bool:
-    """Whether a type is a msgspec.Struct, or a union of them."""
-    if get_origin(kind) in UNIONS:
-        return all(is_struct(arm) for arm in get_args(kind))
-    origin = get_origin(kind) or kind
-    return isinstance(origin, type) and issubclass(origin, msgspec.Struct)
-
-
-class ItemError(msgspec.Struct, frozen=True):
-    code: str
-    message: str
-
-
-class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One typed reading as the packet keeps it; field for field what a decision shows under ``evidence``."""
-
-    name: str
-    source: str
-    state: State
-    value: JsonValue = None
-    revision: str | None = None
-    observed_at: str
-    freshness: dict[str, JsonValue]
-    elapsed_ms: int
-    attempts: int
-    error: ItemError | None = None
-    cost: Money | None = None
-    confidence: float | None = None
-    interval: tuple[float, float] | None = None
-    reading: str = "own"
-
-
-def clean_text(text: str, limit: int = 500) -> str:
-    """An error text that can be stored and shown anywhere: no NUL, no lone surrogates, no control characters, bounded."""
-    safe = text[: limit * 2].encode("utf-8", "replace").decode("utf-8")
-    return "".join(char if char.isprintable() or char == " " else "�" for char in safe)[:limit]
+        self.when = when
+        self.for_each = for_each
+        self.max_items = max_items
+        self.need = need

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from coordinator.core.canonical import JsonValue, canonical
+from coordinator.core.each import member_by_member
 from coordinator.core.evidence import Decisive, Evidence, Item, State
 
 
@@ -47,12 +48,16 @@ class ReadCheck(msgspec.Struct, frozen=True):
         return compare_fields(self.evidence, self.fields, self.data, data)
 
 
-def compare_items(freshness: Decisive, then: Item, now: Item) -> list[Check]:
-    """The checks of one re-read reading against the one that the policy saw."""
+def compare_items(freshness: Decisive, then: Item, now: Item, *, each: bool = False) -> list[Check]:
+    """The checks of one re-read reading against the one that the policy saw. ``each``: it was read for every member of a list, and
+    the fields are those of each."""
     if then.state != "found" or now.state != "found":
         return [_check_states(then.name, then.state, now.state)]
     if freshness.fields:
-        return compare_fields(then.name, freshness.fields, then.value, now.value)
+        before, after = then.value, now.value
+        if each:
+            before, after = (member_by_member(value, freshness.fields) for value in (before, after))
+        return compare_fields(then.name, freshness.fields, before, after)
     return [_check(then.name, "", then.value, now.value, _same(then.value, now.value))]
 
 

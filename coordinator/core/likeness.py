@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from coordinator.core.evidence import Addressed, ReadRequest, RemoteSource
+from coordinator.core.evidence import EACH, Addressed, ReadRequest, RemoteSource
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _LONGEST = 128
@@ -33,7 +33,7 @@ def asker(source: object) -> Callable[[ReadRequest], Question | None]:
 
     def question(request: ReadRequest) -> Question | None:
         try:
-            seen = _encode(_whole(request) if paths is None else [_value(request, path) for path in paths])
+            seen = _encode(_whole(request) if paths is None else [value_at(request, path) for path in paths])
         except (TypeError, ValueError, RecursionError):
             return None
         short = seen if len(seen) <= _LONGEST else hashlib.sha256(seen).digest()
@@ -46,7 +46,7 @@ def _whole(request: ReadRequest) -> Sequence[object]:
     return (request.input, request.evidence, request.record_kind, request.record_id)
 
 
-def _value(request: ReadRequest, path: Sequence[str]) -> Any:
+def value_at(request: ReadRequest, path: Sequence[str]) -> Any:
     """The value at a path such as ``input.site``, ``evidence.cost.amount``, ``record.id`` or ``tenant``; None if it leads nowhere."""
     root, *steps = path
     match root:
@@ -56,6 +56,8 @@ def _value(request: ReadRequest, path: Sequence[str]) -> Any:
             value = request.evidence
         case "record":
             value = {"kind": request.record_kind, "id": request.record_id}
+        case "each":
+            value = request.evidence.get(EACH)
         case _:
             return None  # the tenant is part of every question
     for step in steps:

@@ -8,6 +8,7 @@ import msgspec
 
 from coordinator.core.canonical import JsonValue
 from coordinator.core.fence import Check
+from coordinator.core.graph import Graph
 from coordinator.core.money import Money
 
 
@@ -117,7 +118,8 @@ class ReviewView(msgspec.Struct, kw_only=True):
 
 
 class DecisionView(msgspec.Struct, kw_only=True):
-    """``evidence`` is the packet's canonical bytes, verbatim. ``review`` is there if the decision is or was in review."""
+    """``evidence`` is the packet's canonical bytes, verbatim. ``review`` is there if the decision is or was in review,
+    ``graph`` if anything was read."""
 
     id: str
     type: str
@@ -137,6 +139,7 @@ class DecisionView(msgspec.Struct, kw_only=True):
     created_at: str
     finished_at: str | None
     review: ReviewView | msgspec.UnsetType = msgspec.UNSET
+    graph: Graph | msgspec.UnsetType = msgspec.UNSET
 
 
 encode_view = msgspec.json.Encoder().encode

@@ -191,7 +191,7 @@ async def _refresh(engine: Engine, run: Run, readings: Readings) -> Confirmation
     async def again(name: str, traceparent: str, others: anyio.CancelScope) -> None:
         then, declared = readings[name], run.type.evidence[name]
         now[name] = await read(
-            engine, run, declared, readings, traceparent=traceparent, then=then.item, not_before=then.ended
+            engine, run, declared, readings, traceparent=traceparent, then=then, not_before=then.ended
         )
 
     aged = [name for name, reading in readings.items() if _too_old(run, name, reading)]

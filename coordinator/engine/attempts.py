@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import tenacity
 
 from coordinator.core.evidence import Answer, Failed
@@ -13,16 +15,26 @@ _JITTER = tenacity.wait_random_exponential(multiplier=0.05, max=5)
 
 
 class Attempts:
-    """Up to ``limit`` calls; ``count`` is how many there were."""
+    """Up to ``limit`` calls; ``count`` is how many there were. The calls know their own limit in time; ``until`` is that of the
+    pauses, on this process's monotonic clock."""
 
-    def __init__(self, limit: int) -> None:
+    __slots__ = ("count", "limit", "until")
+
+    def __init__(self, limit: int, until: float) -> None:
         self.limit = limit
+        self.until = until
         self.count = 0
 
-    async def run(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any]:
+    async def run(self, call: Callable[[], Awaitable[Answer[Any]]]) -> Answer[Any] | None:
+        """None if time ran out between two of them."""
         answer = await self._once(call)
         if self.limit == 1 or not _worth_repeating(answer):
             return answer
+        with anyio.move_on_after(self.until - time.monotonic()):
+            return await self._repeated(call, answer)
+        return None
+
+    async def _repeated(self, call: Callable[[], Awaitable[Answer[Any]]], answer: Answer[Any]) -> Answer[Any]:
         known = [answer]
 
         async def attempt() -> Answer[Any]:

@@ -57,7 +57,9 @@ async def call(
             asker = Asker(run.tenant, run.id, run.token, request.traceparent, flight.until, had_before)
             ask = partial(engine.tasks.read, asker, declared, declared.by_worker, request)
             return await _under_ceiling(run, declared, ask, cleanups, lambda: asker.never_begun)
-        async with engine.providers.of(declared.remote.provider).slot(declared.units) as slot:
+        async with engine.providers.of(declared.remote.provider).slot(
+            declared.units, until=flight.until
+        ) as slot:
             flight.began = time.monotonic()
             answer = await _under_ceiling(run, declared, partial(_answer, declared.remote, request), cleanups)
             if answer is CUT_OFF:

@@ -20,6 +20,7 @@ import msgspec
 
 from coordinator import telemetry
 from coordinator.core.fence import Check, ReadCheck
+from coordinator.core.graph import Graph, graph_of
 from coordinator.core.packet import Packet
 from coordinator.core.receipt import Receipt, receipt
 from coordinator.core.view import (
@@ -206,7 +207,14 @@ def _view(run: Run, rest: Rest, facts: Facts, commit_ms: int) -> DecisionView:
         created_at=timestamp(run.created_at),
         finished_at=timestamp(run.review.since if run.review and waits else facts.now),
         review=review_view(run, decided, rest.packet, rest.readings, checks, facts.now),
+        graph=_graph(run, rest.packet),
     )
+
+
+def _graph(run: Run, packet: Packet | None) -> Graph | msgspec.UnsetType:
+    if packet is None or not packet.items:
+        return msgspec.UNSET
+    return graph_of(run.type.after, {item.name: item.elapsed_ms for item in packet.items})
 
 
 def _born(op: NewOperation) -> str:

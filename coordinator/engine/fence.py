@@ -46,7 +46,7 @@ async def fence(engine: Engine, run: Run, readings: Mapping[str, Reading]) -> Fe
         declared = run.type.evidence[name]
         then = readings[name]
         now[name] = await read(
-            engine, run, declared, readings, traceparent=traceparent, then=then.item, not_before=then.ended
+            engine, run, declared, readings, traceparent=traceparent, then=then, not_before=then.ended
         )
 
     decisive = [name for name in readings if _is_reread(run, readings[name])]
@@ -60,7 +60,8 @@ def _compare(run: Run, readings: Mapping[str, Reading], now: Readings) -> Fenced
     for name, reading in readings.items():
         freshness = run.type.evidence[name].freshness
         if name in now and isinstance(freshness, Decisive):
-            checks += compare_items(freshness, reading.item, now[name].item)
+            each = run.type.evidence[name].for_each is not None
+            checks += compare_items(freshness, reading.item, now[name].item, each=each)
         elif _is_reread(run, reading):  # no answer is no confirmation
             checks.append(Check(evidence=name, field="", then=reading.item.state, now=None, held=False))
         elif isinstance(freshness, MaxAge):

@@ -1,9 +1,11 @@
 """Flights: identical readings in flight are shared (single flight).
 
     latest   the flight of a question that may be joined: one that began, or will begin, after a given moment
-    begin    take off: a task of its own, under the question, until it has landed
-    landing  wait for its answer; whoever has had enough leaves, and the last to leave cancels it
+    lead     take off, under the question: a task of its own until it has landed; and wait for its answer
+    join     wait for the answer of one that is in flight
     aclose   cancel all and wait for their end: no flight outlives its service
+
+Whoever waits leaves when it is cancelled, or when its own time is over; the last to leave cancels the flight.
 
 A flight belongs to nobody who waits for it: the one who began it may leave, and it flies on for the others. When the last has
 left it is cancelled, its clean-ups run, and whoever left last waits for that, bounded in time. A flight that has landed or was
@@ -16,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -26,15 +29,15 @@ from coordinator.core.likeness import Question
 from coordinator.engine.parts import Audience
 
 log = logging.getLogger(__name__)
-CALLED_OFF = Failed("called-off", "nobody waited for it any longer")
+CALLED_OFF = Failed("called-off", "it was not waited for any longer")
 
 
 class Flight:
     """``began`` is when its call began, on this process's monotonic clock; infinite while it waits for its provider's slot.
-    ``until`` is when the source's own limit ends: that of whoever began it. Its scope ends with the last limit of those who wait
-    for it, and says so to what asks for the deadline inside. ``audience`` is told what the source streams."""
+    ``until`` is when the time of whoever began it is over, and with it the source's own limit.
+    ``audience`` is told what the source streams."""
 
-    __slots__ = ("audience", "began", "landed", "question", "scope", "task", "until", "waiting")
+    __slots__ = ("audience", "began", "landed", "leader", "question", "scope", "task", "until", "waiting")
 
     def __init__(self, question: Question | None, until: float, audience: Audience) -> None:
         self.question = question
@@ -42,7 +45,8 @@ class Flight:
         self.audience = audience
         self.began = math.inf
         self.landed = asyncio.Event()
-        self.scope = anyio.CancelScope(deadline=until)
+        self.leader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.scope = anyio.CancelScope()
         self.waiting = 0
         self.task: asyncio.Task[Answer[Any]] | None = None
 
@@ -51,10 +55,15 @@ class Flight:
             return await call
         return CALLED_OFF
 
+    def release_leader(self) -> None:
+        if not self.leader.done():
+            self.leader.set_result(None)
+
     def answer(self) -> Answer[Any]:
-        """Once it has landed. Raises what went wrong inside the engine; what a source does wrong is an answer."""
-        assert self.task is not None
-        return CALLED_OFF if self.task.cancelled() else self.task.result()
+        """Raises what went wrong inside the engine; what a source does wrong is an answer."""
+        if self.task is None or not self.landed.is_set() or self.task.cancelled():
+            return CALLED_OFF
+        return self.task.result()
 
 
 class Flights:
@@ -75,33 +84,46 @@ class Flights:
             return None
         return flight
 
-    def begin(self, flight: Flight, call: Coroutine[Any, Any, Answer[Any]]) -> None:
+    async def lead(self, flight: Flight, call: Coroutine[Any, Any, Answer[Any]]) -> Answer[Any]:
+        """Its answer, or `CALLED_OFF` when ``flight.until`` has come before that."""
         if flight.question is not None:
             self._latest[flight.question] = flight
         self._all.add(flight)
         flight.task = asyncio.create_task(flight.fly(call))
         flight.task.add_done_callback(lambda _: self._land(flight))
+        over = asyncio.get_running_loop().call_at(flight.until, flight.release_leader)
+        flight.waiting += 1
+        try:
+            await flight.leader
+        finally:
+            over.cancel()
+            await self._leave(flight)
+        return flight.answer()
+
+    async def join(self, flight: Flight, until: float) -> Answer[Any]:
+        """Its answer, or `CALLED_OFF` when ``until`` has come before that."""
+        flight.waiting += 1
+        try:
+            with anyio.move_on_after(until - time.monotonic()):
+                await flight.landed.wait()
+        finally:
+            await self._leave(flight)
+        return flight.answer()
+
+    async def _leave(self, flight: Flight) -> None:
+        flight.waiting -= 1
+        if not flight.waiting and not flight.landed.is_set():
+            await self._call_off(flight)
 
     def _land(self, flight: Flight) -> None:
         self._all.discard(flight)
         self._close(flight)
         flight.landed.set()
+        flight.release_leader()
 
     def _close(self, flight: Flight) -> None:
         if flight.question is not None and self._latest.get(flight.question) is flight:
             del self._latest[flight.question]
-
-    async def landing(self, flight: Flight, until: float) -> Answer[Any]:
-        """Its answer, for one whose own limit ends at ``until``."""
-        flight.waiting += 1
-        flight.scope.deadline = max(flight.scope.deadline, until)
-        try:
-            await flight.landed.wait()
-        finally:
-            flight.waiting -= 1
-            if not flight.waiting and not flight.landed.is_set():
-                await self._call_off(flight)
-        return flight.answer()
 
     async def _call_off(self, *flights: Flight) -> None:
         for flight in flights:

@@ -102,7 +102,7 @@ def _found(engine: Engine, declared: Evidence[Any, Any], found: Found[Any], made
         return no_answer(
             declared, "failed", began, attempts, ItemError("value-too-large", f"more than {limit} bytes")
         )
-    item = _item(
+    item = item_of(
         declared,
         "found",
         began,
@@ -143,11 +143,12 @@ def no_answer(
     cost: Money | None = None,
     how: str = "own",
 ) -> Reading:
-    item = _item(declared, state, began, attempts, error=error, revision=revision, cost=cost, reading=how)
+    item = item_of(declared, state, began, attempts, error=error, revision=revision, cost=cost, reading=how)
     return Reading(item, began)
 
 
-def _item(declared: Evidence[Any, Any], state: State, began: float, attempts: int, **known: Any) -> Item:
+def item_of(declared: Evidence[Any, Any], state: State, began: float, attempts: int, **known: Any) -> Item:
+    """An item that is made now, of a reading that was asked for when it ``began``."""
     telemetry.READINGS.labels(declared.source.name, state).inc()
     return Item(
         name=declared.name,

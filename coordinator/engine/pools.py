@@ -76,10 +76,10 @@ class Waiting:
 
     __slots__ = ("deadline", "since", "told", "turn", "units")
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units: int, until: float) -> None:
         self.units = units
         self.since = time.monotonic()
-        self.deadline = anyio.current_effective_deadline()
+        self.deadline = min(until, anyio.current_effective_deadline())
         self.turn: asyncio.Future[Grant | None] = asyncio.get_running_loop().create_future()
         self.told = False
 
@@ -127,10 +127,10 @@ class Provider:
         return self.demand > self.busy and not self.free
 
     @asynccontextmanager
-    async def slot(self, units: int = 0) -> AsyncIterator[Call]:
+    async def slot(self, units: int = 0, *, until: float = math.inf) -> AsyncIterator[Call]:
         """Around one call, which is estimated to use so many ``units``. Raises `RateLimited` if the rate would let it begin only
-        after the deadline of the scope that it is in."""
-        grant = await self._turn(units)
+        after ``until`` or the deadline of the scope that it is in."""
+        grant = await self._turn(units, until)
         call = Call(units)
         try:
             yield call
@@ -180,20 +180,20 @@ class Provider:
             why = f"the rate of provider {self.name} lets no call begin before this one's deadline"
             waiting.turn.set_exception(RateLimited(why))
 
-    async def _turn(self, units: int) -> Grant | None:
+    async def _turn(self, units: int, until: float) -> Grant | None:
         while True:
-            grant = await self._begun(units)
+            grant = await self._begun(units, until)
             now = time.monotonic()
             if now < self.until and (grant is None or now < grant.until):
                 return grant
             self._undo(grant)
 
-    async def _begun(self, units: int) -> Grant | None:
+    async def _begun(self, units: int, until: float) -> Grant | None:
         if self.turns is None and not self._queue and self.busy < self.total and self.free:
             self.busy += 1
             self.most = max(self.most, self.busy)
             return None
-        waiting = Waiting(units)
+        waiting = Waiting(units, until)
         self._queue.append(waiting)
         self.begin_waiting()
         try:

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import anyio
 import msgspec
 
 from coordinator import telemetry
+from coordinator.core.canonical import JsonValue
 from coordinator.core.evidence import (
+    EACH,
     Answer,
     Evidence,
     Failed,
@@ -33,6 +35,8 @@ from coordinator.core.evidence import (
 from coordinator.engine.attempts import Attempts
 from coordinator.engine.call import call
 from coordinator.engine.cleanups import Cleanups
+from coordinator.engine.condition import why_not
+from coordinator.engine.each import read_each
 from coordinator.engine.flights import CALLED_OFF, Flight
 from coordinator.engine.items import Made, no_answer, reading_of, record_reading, reused
 from coordinator.engine.parts import Audience, Parts
@@ -52,50 +56,38 @@ async def read(
     have: Mapping[str, Reading],
     *,
     traceparent: str,
-    then: Item | None = None,
+    then: Reading | None = None,
     not_before: float = 0.0,
     reuse: bool = False,
 ) -> Reading:
-    """One reading under its deadline. ``then`` makes it a re-reading: conditional on that item's revision, and the source may
-    answer that nothing changed. A call that is shared has to begin after ``not_before``, on this process's monotonic clock. ``reuse``
-    allows for what was kept."""
+    """One reading under its deadline. ``then`` makes it a re-reading: conditional on that one's revision, and the source may
+    answer that nothing changed. A call that is shared has to begin after ``not_before``, on this process's monotonic clock.
+    ``reuse`` allows for what was kept."""
     began = time.monotonic()
-    lacking = next((name for name in declared.after if have[name].item.state != "found"), None)
-    if lacking is not None:
-        return no_answer(
-            declared, "skipped", began, 0, ItemError("dependency-missing", f"{lacking} is not there")
-        )
-    if run.left_out(declared.name):
-        unpaid = ItemError("budget-exhausted", "no budget had room for what it may cost")
-        return no_answer(declared, "skipped", began, 0, unpaid)
+    if (skipped := why_not(run, declared, have)) is not None:
+        return no_answer(declared, skipped[0], began, 0, skipped[1])
     limit = min(declared.deadline_ms / 1000, max(0.0, run.ends_at - began))
-    cleanups = Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
-    audience = Audience(engine.settings, declared.source.name)
-    reserved = ("evidence", declared.name)
+    evidence = {name: have[name].item.value for name in declared.after}
     with telemetry.span("coordinator.read", traceparent, evidence_name=declared.name) as inside:
-        request = ReadRequest(
-            tenant=str(run.tenant),
-            input=run.input,
-            evidence={name: have[name].item.value for name in declared.after},
-            record_kind=run.record_key[0] if run.record_key else "",
-            record_id=run.record_key[1] if run.record_key else "",
-            if_revision=then.revision if then else None,
-            timeout_s=limit + GRACE_S,
-            traceparent=inside,
-            on_cancel=cleanups.append,
-            emit=audience,
-            reservation=str(run.held[reserved]) if run.held and reserved in run.held else None,
-        )
-        if declared.local is not None:
-            with anyio.move_on_after(limit):
-                return await _read_record(engine, run, declared, declared.local, request, began)
-            return no_answer(declared, "timed_out", began, 1)
-        reader = _Reader(engine, run, declared, request, cleanups, audience, began, began + limit, not_before)
-        if reuse and (known := reader.known()) is not None:
-            return known
-        with anyio.move_on_after(limit):
-            return await reader.read(then)
-        return no_answer(declared, "timed_out", began, reader.attempts.count)
+        reader = _Reader(engine, run, declared, inside, began, limit, not_before, reuse)
+        if declared.for_each is None:
+            return await reader.read(evidence, then.item if then else None)
+        if not run.affords(declared.reserves):
+            return beyond_ceiling(run, declared, began, 0)
+
+        async def read_one(member: JsonValue, known: Item | None) -> Reading:
+            one = _Reader(engine, run, declared, inside, began, limit, not_before, reuse)
+            one.paid = True  # what the whole may cost is known to fit
+            return await one.read({**evidence, EACH: member}, known)
+
+        request = reader.request(evidence, None)
+        return await read_each(engine, declared, request, read_one, then)
+
+
+def beyond_ceiling(run: Run, declared: Evidence[Any, Any], began: float, attempts: int) -> Reading:
+    run.cost_limited = True
+    error = ItemError(BEYOND_CEILING.code, BEYOND_CEILING.message)
+    return no_answer(declared, "skipped", began, attempts, error)
 
 
 class _Reader:
@@ -111,12 +103,16 @@ class _Reader:
         "cleanups",
         "declared",
         "engine",
+        "inside",
+        "limit",
         "not_before",
+        "paid",
         "parts",
         "question",
-        "request",
+        "reuse",
         "run",
         "shared",
+        "told",
         "until",
     )
 
@@ -125,34 +121,64 @@ class _Reader:
         engine: Engine,
         run: Run,
         declared: Evidence[Any, Any],
-        request: ReadRequest,
-        cleanups: Cleanups,
-        audience: Audience,
+        inside: str,
         began: float,
-        until: float,
+        limit: float,
         not_before: float,
+        reuse: bool,
     ) -> None:
         self.engine = engine
         self.run = run
         self.declared = declared
-        self.request = request
-        self.cleanups = cleanups
-        self.audience = audience
+        self.inside = inside
         self.began = began
-        self.until = until
+        self.limit = limit
+        self.until = began + limit
         self.not_before = not_before
-        self.attempts = Attempts(declared.attempts)
-        self.parts = Parts(engine.settings, run.events, declared, lambda: self.attempts.count)
-        self.question = run.type.questions[declared.name](request)
-        asked = (self.question, request.if_revision, declared.attempt_ms)
-        self.asked = None if self.question is None else asked
+        self.reuse = reuse
+        self.cleanups = Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
+        self.attempts = Attempts(declared.attempts, self.until)
         self.shared = False
+        self.audience = Audience(engine.settings, declared.source.name)
+        self.parts = Parts(engine.settings, run.events, declared, lambda: self.attempts.count)
+        self.paid = False
+        """Whether what its first call may cost was found to fit."""
         self.calls = 0
-        """Begun by this reader, and paid by its decision."""
         self.called = began
         """When the call began that gave the last answer."""
 
-    def known(self) -> Reading | None:
+    def request(self, evidence: Mapping[str, JsonValue], then: Item | None) -> ReadRequest:
+        run, reserved = self.run, ("evidence", self.declared.name)
+        return ReadRequest(
+            tenant=str(run.tenant),
+            input=run.input,
+            evidence=evidence,
+            record_kind=run.record_key[0] if run.record_key else "",
+            record_id=run.record_key[1] if run.record_key else "",
+            if_revision=then.revision if then else None,
+            timeout_s=self.limit + GRACE_S,
+            traceparent=self.inside,
+            on_cancel=self.cleanups.append,
+            emit=self.audience,
+            reservation=str(run.held[reserved]) if run.held and reserved in run.held else None,
+        )
+
+    async def read(self, evidence: Mapping[str, JsonValue], then: Item | None) -> Reading:
+        self.told = self.request(evidence, then)
+        if self.declared.local is not None:
+            with anyio.move_on_after(self.limit):
+                return await _read_record(
+                    self.engine, self.run, self.declared, self.declared.local, self.told
+                )
+            return no_answer(self.declared, "timed_out", self.began, 1)
+        self.question = self.run.type.questions[self.declared.name](self.told)
+        asked = (self.question, self.told.if_revision, self.declared.attempt_ms)
+        self.asked = None if self.question is None else asked
+        if self.reuse and (known := self._known()) is not None:
+            return known
+        return await self._called(then)
+
+    def _known(self) -> Reading | None:
         """What is kept, without asking anybody."""
         freshness = self.declared.freshness
         if not isinstance(freshness, MaxAge):
@@ -160,14 +186,12 @@ class _Reader:
         kept = self.engine.kept.fresh(self.question, freshness.max_age_ms)
         return None if kept is None else reused(self.declared, *kept)
 
-    async def read(self, then: Item | None) -> Reading:
+    async def _called(self, then: Item | None) -> Reading:
         answer = await self.attempts.run(self._ask)
-        if answer is CALLED_OFF and time.monotonic() >= self.until:
+        if answer is None or (answer is CALLED_OFF and time.monotonic() >= self.until):
             return no_answer(self.declared, "timed_out", self.began, self.attempts.count)
         if answer is BEYOND_CEILING:
-            self.run.cost_limited = True
-            error = ItemError(BEYOND_CEILING.code, BEYOND_CEILING.message)
-            return no_answer(self.declared, "skipped", self.began, self.attempts.count - 1, error)
+            return beyond_ceiling(self.run, self.declared, self.began, self.attempts.count - 1)
         if self.shared and answer.cost is not None:
             answer = msgspec.structs.replace(answer, cost=None)
         made = Made(self.began, self.called, self.attempts.count, "shared" if self.shared else "own")
@@ -183,12 +207,15 @@ class _Reader:
         while True:
             flight = flights.latest(self.asked, self.not_before)
             self.shared = flight is not None
-            if flight is None and self.calls == 0 and not self.run.affords(self.declared.reserves):
+            if flight is None and not (self.paid or self.run.affords(self.declared.reserves)):
                 return BEYOND_CEILING
-            flight = flight or self._begin()
+            flight = flight or Flight(self.asked, self.until, self._audience())
             flight.audience.join(self.parts)
             try:
-                answer = await flights.landing(flight, self.until)
+                if self.shared:
+                    answer = await flights.join(flight, self.until)
+                else:
+                    answer = await flights.lead(flight, self._call(flight))
             finally:
                 flight.audience.leave(self.parts)
             self.called = min(flight.began, time.monotonic())
@@ -203,30 +230,23 @@ class _Reader:
 
     def _audience(self) -> Audience:
         """Each call has one of its own; that of the first came with the request."""
-        if self.calls > 1:
-            audience = Audience(self.engine.settings, self.declared.source.name)
-            self.request = dataclasses.replace(self.request, emit=audience)
-            return audience
+        if self.calls > 0:
+            self.audience = Audience(self.engine.settings, self.declared.source.name)
+            self.told = dataclasses.replace(self.told, emit=self.audience)
         return self.audience
 
-    def _begin(self) -> Flight:
+    def _call(self, flight: Flight) -> Coroutine[Any, Any, Answer[Any]]:
         self.calls += 1
+        self.paid = True
         self.run.calls[self.declared.name] += 1
         self.cleanups.clear()
-        flight = Flight(self.asked, self.until, self._audience())
-        asked = call(self.engine, self.run, self.declared, self.request, self.cleanups, flight)
-        self.engine.flights.begin(flight, asked)
-        return flight
+        return call(self.engine, self.run, self.declared, self.told, self.cleanups, flight)
 
 
 async def _read_record(
-    engine: Engine,
-    run: Run,
-    declared: Evidence[Any, Any],
-    source: LocalSource[Any],
-    request: ReadRequest,
-    began: float,
+    engine: Engine, run: Run, declared: Evidence[Any, Any], source: LocalSource[Any], request: ReadRequest
 ) -> Reading:
+    began = time.monotonic()
     try:
         key = (source.record_kind, source.record_id(request))
     except ValueError as error:

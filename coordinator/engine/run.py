@@ -21,7 +21,7 @@ from coordinator.config import Settings
 from coordinator.core.budget import Short
 from coordinator.core.canonical import JsonValue
 from coordinator.core.decision import DecisionType
-from coordinator.core.evidence import Item
+from coordinator.core.evidence import Evidence, Item
 from coordinator.core.fence import Check
 from coordinator.core.lock_names import Unnamed
 from coordinator.core.money import Money
@@ -44,11 +44,12 @@ from coordinator.store.reserve import Secured
 class Reading:
     """An item of evidence; ``began`` is when its reading began, on this process's monotonic clock: the value held at some moment
     after that, so ages counted from it are never too small. ``local`` is what a record evidence was read as. ``ended``: what
-    confirms it has to begin after that."""
+    confirms it has to begin after that. ``parts`` are the readings for each, where it is made of several."""
 
     item: Item
     began: float
     local: tuple[Key, Locked] | None = None
+    parts: tuple[Reading, ...] = ()
     ended: float = field(default_factory=time.monotonic)
 
     def age_ms(self) -> int:
@@ -175,6 +176,11 @@ class Run:
             and ("evidence", name) not in self.held
         )
 
+    def _unknown(self, declared: Evidence[Any, Any]) -> int:
+        """How many times its reserve may still be billed. The reserve is for the whole, where it is read for each of a list."""
+        calls = self._silent_calls(declared.name)
+        return min(calls, 1) if declared.for_each else calls
+
     def affords(self, reserve: Money | None) -> bool:
         """Whether a reading that may cost so much may begin: together with what was spent, and with the reserve of each call
         that has not said what it cost, it has to fit in the decision's ceiling. So the ceiling holds unless a call costs more
@@ -184,7 +190,7 @@ class Run:
             return True
         spent = sum(cost.amount_minor for costs in self.spent.values() for cost in costs)
         unknown = sum(
-            declared.reserves.amount_minor * (self._silent_calls(name) + (name in self.silent_before))
+            declared.reserves.amount_minor * (self._unknown(declared) + (name in self.silent_before))
             for name, declared in self.type.evidence.items()
             if declared.reserves is not None
         )

@@ -24,7 +24,8 @@ from coordinator import (
     RecordKind,
     decision_type,
 )
-from coordinator.core.decision import MAX_EVIDENCE, RESTING, Closable, Status
+from coordinator.core.decision import RESTING, Closable, Status
+from coordinator.core.dependencies import MAX_EVIDENCE
 from coordinator.core.evidence import Optional, Required
 from coordinator.core.money import Money
 from coordinator.errors import DeclarationError

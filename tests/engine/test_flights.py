@@ -4,6 +4,7 @@ I14, I15)."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from coordinator import Decisive, Evidence
 from coordinator.config import Settings
 from coordinator.core.evidence import Answer, Failed, Found, ReadRequest, Unchanged
 from coordinator.core.money import money
-from coordinator.engine.flights import Flight, Flights
+from coordinator.engine.flights import CALLED_OFF, Flight, Flights
 from coordinator.engine.parts import Audience
 from tests.engine.harness import Fact, Gate, Number, Running, evidence_of, running, service_of
 from tests.store.given import new_tenant
@@ -225,46 +226,73 @@ async def test_decisions_that_come_to_their_fences_together_are_confirmed_by_one
     assert [request.if_revision for request in source.requests].count("r1") == 1
 
 
-async def answer_at(began: float, flight: Flight, gate: Gate) -> Answer[Any]:
+async def a_call(began: float, flight: Flight, gate: Gate) -> Answer[Any]:
     flight.began = began
     await gate()
     return Unchanged()
+
+
+def soon() -> float:
+    return time.monotonic() + 60
 
 
 async def test_only_what_begins_late_enough_is_joined_and_a_later_flight_takes_the_place_of_an_earlier() -> (
     None
 ):
     gate, flights = Gate(), Flights(1.0)
-    early, late = Flight(("q",), 1e18, NOBODY), Flight(("q",), 1e18, NOBODY)
-    flights.begin(early, answer_at(10.0, early, gate))
-    assert (
-        flights.latest(("q",), 1e9) is early
-    )  # it waits for its slot still: it will begin after any moment there was
+    early, late = Flight(("q",), soon(), NOBODY), Flight(("q",), soon(), NOBODY)
+    first = asyncio.ensure_future(flights.lead(early, a_call(10.0, early, gate)))
+    await eventually(lambda: len(flights) == 1)
+    assert flights.latest(("q",), 10.0) is early
     await gate.arrived.wait()
     assert flights.latest(("q",), 10.0) is early
     assert flights.latest(("q",), 10.5) is None
-    flights.begin(late, answer_at(11.0, late, gate))
+    second = asyncio.ensure_future(flights.lead(late, a_call(11.0, late, gate)))
     await eventually(lambda: gate.inside == 2)
     assert flights.latest(("q",), 10.5) is late
     gate.open()
-    assert await flights.landing(early, 1e18) == Unchanged()
-    assert await flights.landing(late, 1e18) == Unchanged()
+    assert [await first, await second] == [Unchanged(), Unchanged()]
     assert flights.latest(("q",), 0.0) is None
     assert len(flights) == 0
 
 
+async def test_what_waits_for_its_slot_will_begin_after_any_moment_there_was() -> None:
+    gate, flights = Gate(), Flights(1.0)
+    flight = Flight(("q",), soon(), NOBODY)
+
+    async def call() -> Answer[Any]:
+        await gate()
+        return Unchanged()
+
+    leading = asyncio.ensure_future(flights.lead(flight, call()))
+    await gate.arrived.wait()
+    assert flights.latest(("q",), time.monotonic()) is flight
+    gate.open()
+    assert await leading == Unchanged()
+
+
+async def test_each_waits_as_long_as_its_own_time_lasts_and_the_last_one_ends_it() -> None:
+    gate, flights = Gate(), Flights(1.0)
+    flight = Flight(("q",), time.monotonic() + 0.05, NOBODY)
+    leading = asyncio.ensure_future(flights.lead(flight, a_call(1.0, flight, gate)))
+    await gate.arrived.wait()
+    joined = asyncio.ensure_future(flights.join(flight, time.monotonic() + 0.3))
+    assert await leading is CALLED_OFF
+    assert (gate.inside, joined.done()) == (1, False)
+    assert await joined is CALLED_OFF
+    assert (gate.inside, len(flights)) == (0, 0)
+
+
 async def test_a_cancelled_flight_is_joined_by_nobody_even_while_it_has_not_ended() -> None:
     stubborn, flights = Gate(), Flights(0.05)
-    flight = Flight(("q",), 1e18, NOBODY)
+    flight = Flight(("q",), time.monotonic() + 0.02, NOBODY)
 
     async def call() -> Answer[Any]:
         with anyio.CancelScope(shield=True):
             await stubborn()
         return Unchanged()
 
-    flights.begin(flight, call())
-    with anyio.move_on_after(0.02):
-        await flights.landing(flight, 1e18)
+    assert await flights.lead(flight, call()) is CALLED_OFF
     assert flights.latest(("q",), 0.0) is None
     assert len(flights) == 1  # it holds its slot until it really ends
     stubborn.open()
@@ -273,23 +301,46 @@ async def test_a_cancelled_flight_is_joined_by_nobody_even_while_it_has_not_ende
 
 async def test_no_flight_outlives_its_owner() -> None:
     gate, flights = Gate(), Flights(1.0)
-    for question in (("a",), ("b",), None):
-        flight = Flight(question, 1e18, NOBODY)
-        flights.begin(flight, answer_at(1.0, flight, gate))
+    made = [Flight(question, soon(), NOBODY) for question in (("a",), ("b",), None)]
+    leading = [asyncio.ensure_future(flights.lead(each, a_call(1.0, each, gate))) for each in made]
     await eventually(lambda: gate.inside == 3)
     await flights.aclose()
     assert (gate.inside, len(flights)) == (0, 0)
+    assert await asyncio.gather(*leading) == [CALLED_OFF] * 3
 
 
 async def test_a_fault_inside_the_engine_reaches_everyone_who_waits() -> None:
-    flights = Flights(1.0)
-    flight = Flight(("q",), 1e18, NOBODY)
+    gate, flights = Gate(), Flights(1.0)
+    flight = Flight(("q",), soon(), NOBODY)
 
     async def broken() -> Answer[Any]:
+        await gate()
         raise LookupError("a fault of ours")
 
-    flights.begin(flight, broken())
-    for raised in await asyncio.gather(
-        flights.landing(flight, 1e18), flights.landing(flight, 1e18), return_exceptions=True
-    ):
+    waiting = [flights.lead(flight, broken()), flights.join(flight, soon())]
+    both = [asyncio.ensure_future(each) for each in waiting]
+    await eventually(lambda: flight.waiting == 2 and gate.inside == 1)
+    gate.open()
+    for raised in await asyncio.gather(*both, return_exceptions=True):
         assert isinstance(raised, LookupError)
+
+
+async def test_a_leader_whose_deadline_comes_first_is_timed_out_then_and_its_follower_is_not(
+    database_url: str,
+) -> None:
+    """Two evidences of one source in one decision: neither the shorter nor the longer deadline becomes the other's."""
+    gate, started = Gate(), time.monotonic()
+    source = Fact("source", gate.answering(7))
+    evidence = [
+        Evidence("short", source, deadline_ms=100, required=False),
+        Evidence("long", source, deadline_ms=20_000, required=False),
+    ]
+    async with running(service_of(*evidence), database_url) as service:
+        pending = asyncio.ensure_future(service.decided())
+        await eventually(lambda: waiting(service) == [2])
+        await eventually(lambda: waiting(service) == [1])
+        assert time.monotonic() - started < 15
+        gate.open()
+        decision = await pending
+    assert [evidence_of(decision, name)["state"] for name in ("short", "long")] == ["timed_out", "found"]
+    assert source.reads == 1
