@@ -44,16 +44,16 @@ class Counted:
         async with self._session.put(f"{self.url}/control", json={"/capacity": {"delay_ms": ms}}) as answer:
             assert answer.status == 200
 
-    async def is_used_up(self, within_s: float = 15) -> None:
-        """From now on, all of its slots are in use at some moment; and never more of them."""
+    async def is_used_up(self, *, by: int = LIMIT) -> None:
+        """From now on, all of its slots are in use at some moment, and never more of them, and so many calls have come."""
         await self.forget()
 
         async def now() -> bool:
             load = await self.load()
             assert load is not None
-            return bool(load["concurrent_max"] >= LIMIT)
+            return bool(load["concurrent_max"] >= LIMIT and load["calls"] >= by)
 
-        await eventually(now, within_s)
+        await eventually(now, 15)
         assert (await self.load())["concurrent_max"] == LIMIT
 
 
@@ -130,17 +130,17 @@ async def test_the_provider_never_sees_more_calls_than_it_permits_while_processe
     database_url: str, provider: Counted, root: asyncpg.Connection
 ) -> None:
     await provider.takes(100)
-    with processes(database_url, provider, concurrency=LIMIT) as pids:
+    with processes(database_url, provider, concurrency=LIMIT, deadline_ms=2_000, lingers_ms=0) as pids:
         await provider.is_used_up()
         os.kill(pids[0], signal.SIGKILL)
         os.kill(pids[1], signal.SIGSTOP)
         await eventually(
-            lambda: gone(root, 2), 10, what="the shares of the dead and of the paused one were freed"
+            lambda: gone(root, 2), 15, what="the shares of the dead and of the paused one were freed"
         )
         await provider.is_used_up()
         os.kill(pids[1], signal.SIGCONT)
-        await provider.is_used_up()
         await eventually(lambda: holding(root, 7), what="the paused one holds slots again")
+        assert (await provider.load())["concurrent_max"] == LIMIT
         await provider.is_used_up()
     assert (await provider.load())["concurrent_max"] == LIMIT
 
@@ -158,12 +158,14 @@ async def holding(root: asyncpg.Connection, count: int) -> bool:
 async def test_the_slots_of_a_killed_process_come_back_only_when_its_calls_have_ended(
     database_url: str, provider: Counted, root: asyncpg.Connection
 ) -> None:
-    """A call takes five leases, and the provider goes on with it though its caller is gone."""
-    await provider.takes(1_500)
+    """A call takes six leases, and the provider goes on with it though its caller is gone."""
+    await provider.takes(100)
     with processes(
         database_url, provider, concurrency=LIMIT, lease_ms=300, deadline_ms=2_000, lingers_ms=2_000
     ) as pids:
         await provider.is_used_up()
+        await provider.takes(1_900)
+        await provider.is_used_up(by=2 * LIMIT)
         before = await held(root)
         os.kill(pids[0], signal.SIGKILL)
         await eventually(lambda: gone(root, 1), 15)
