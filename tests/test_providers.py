@@ -469,6 +469,42 @@ async def test_a_body_over_one_mebibyte_is_refused(client: Client) -> None:
     assert "large" not in await client.counts()
 
 
+async def test_load_counts_calls_at_once_and_per_minute_by_route_until_it_is_told_to_begin_anew(
+    client: Client,
+) -> None:
+    assert (await client.call("DELETE", "/load")).status == 200
+    await client.control({"/calendar": {"delay_ms": 100}})
+    await asyncio.gather(*(client.get("/calendar/SG/2026-01-05") for _ in range(7)))
+    await client.get("/calendar/SG/2026-01-05")
+    await client.pay("load-1", {})
+    await client.get("/effects/pay/load-1")
+    seen = {item["route"]: item for item in (await client.get("/load")).body["items"] if item["calls"]}
+    counted = {"concurrent_now": 0, "concurrent_max": 7, "per_minute_max": 8, "calls": 8}
+    assert seen["calendar"] == {"route": "calendar", **counted}
+    assert [route for route in seen if route.startswith("effects/")] == ["effects/pay"]
+    assert seen["effects/pay"]["calls"] == 2
+    fresh = (await client.call("DELETE", "/load")).body["items"]
+    assert {item["calls"] for item in fresh} == {0}
+
+
+async def test_load_counts_a_call_whose_caller_has_gone_until_its_answer_is_ready(client: Client) -> None:
+    await client.control({"/costs": {"delay_ms": 200}})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await client.get("/costs/gone")
+
+    async def now() -> int:
+        items = (await client.get("/load")).body["items"]
+        return int(next(item["concurrent_now"] for item in items if item["route"] == "costs"))
+
+    assert await now() == 1
+    await until(lambda: is_(now, 0))
+
+
+async def is_(ask: Callable[[], Awaitable[int]], wanted: int) -> bool:
+    return await ask() == wanted
+
+
 async def test_stats_count_requests_and_the_most_at_one_time(client: Client) -> None:
     before = (await client.get("/stats")).body["calendar"]
     await client.control({"/calendar": {"delay_ms": 100}})

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from coordinator.api.pools import Here, shown
+from coordinator.core.pool import Limits
+from coordinator.engine.pooled import PoolNow
+from coordinator.store.pools import PoolState
 from tests.api.ordering import Ordering
 from tests.support.waiting import eventually_now
 
@@ -23,6 +29,24 @@ def test_every_declared_provider_is_there_before_it_is_called(ordering: Ordering
     no_rate = {"requests_per_min": None, "rate_left": None, "units_per_min": None, "units_left": None}
     unused = {"provider": "bank", "shared": False, "breaker": "closed", "resets_at": None, "here": idle}
     assert answer.json["items"][0] == {**idle, **no_rate, **unused}
+
+
+def test_a_shared_pool_shows_what_all_processes_do_and_what_is_left_of_the_rate() -> None:
+    limits = Limits(concurrency=20, requests_per_min=600)
+    others = PoolState(
+        limits=limits, busy=5, waiting=2, waited_ms=90, requests_left=7, units_left=None, resets_in_s=30.0
+    )
+    pool = PoolNow(
+        provider="bank", busy=2, total=3, waiting=1, waited_ms=40, breaker="closed", others=others
+    )
+    seen = shown(pool)
+    assert (seen.shared, seen.busy, seen.total, seen.waiting, seen.oldest_wait_ms) == (True, 7, 20, 3, 90)
+    assert (seen.rate_left, seen.requests_per_min, seen.units_left) == (7, 600, None)
+    assert seen.here == Here(busy=2, total=3, waiting=1, oldest_wait_ms=40)
+    assert seen.resets_at is not None
+    rated = msgspec.structs.replace(others, limits=Limits(requests_per_min=600))
+    alone = shown(msgspec.structs.replace(pool, others=rated))
+    assert (alone.shared, alone.busy, alone.total, alone.rate_left) == (False, 2, 3, 7)
 
 
 def test_a_call_that_is_under_way_is_counted_until_it_ends(ordering: Ordering) -> None:
