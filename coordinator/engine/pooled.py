@@ -15,7 +15,9 @@ import msgspec
 
 from coordinator.core.breaker import BreakerState
 from coordinator.core.decision import Coordinator
+from coordinator.core.evidence import Billed
 from coordinator.core.pool import Limits
+from coordinator.engine.budgets import ASK_TIMEOUT_S
 from coordinator.engine.pools import Providers
 from coordinator.engine.rates import Rates
 from coordinator.engine.recover import quietly
@@ -55,7 +57,7 @@ class Pooled:
         shared = [name for name, limits in self._limits.items() if limits.concurrency is not None]
         rated = [name for name, limits in self._limits.items() if limits.has_rate]
         longest = {
-            providers.of(name): coordinator.longest_call_ms(name) + declared[name].lingers_ms
+            providers.of(name): longest_call_ms(coordinator, name) + declared[name].lingers_ms
             for name in shared
         }
         self._shares = Shares(database, process, longest) if longest else None
@@ -107,3 +109,10 @@ class Pooled:
             for name in sorted(self._coordinator.providers)
             for provider in [self._providers.of(name)]
         ]
+
+
+def longest_call_ms(coordinator: Coordinator, provider: str) -> int:
+    """Of its readings and effects, and of asking it what it has billed."""
+    sources = (each for declared in coordinator.types.values() for each in declared.evidence.values())
+    asked = any(each.provider == provider and isinstance(each.source, Billed) for each in sources)
+    return max(coordinator.longest_call_ms(provider), round(ASK_TIMEOUT_S * 1000) if asked else 0)

@@ -36,9 +36,7 @@ def test_a_shared_pool_shows_what_all_processes_do_and_what_is_left_of_the_rate(
     others = PoolState(
         limits=limits, busy=5, waiting=2, waited_ms=90, requests_left=7, units_left=None, resets_in_s=30.0
     )
-    pool = PoolNow(
-        provider="bank", busy=2, total=3, waiting=1, waited_ms=40, breaker="closed", others=others
-    )
+    pool = PoolNow(provider="bank", busy=2, total=3, waiting=1, waited_ms=40, breaker="closed", others=others)
     seen = shown(pool)
     assert (seen.shared, seen.busy, seen.total, seen.waiting, seen.oldest_wait_ms) == (True, 7, 20, 3, 90)
     assert (seen.rate_left, seen.requests_per_min, seen.units_left) == (7, 600, None)
