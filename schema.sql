@@ -523,6 +523,16 @@ CREATE TABLE decision_notes (
 );
 CREATE INDEX decision_notes_on_their_way ON decision_notes (tenant_id, decision_id) WHERE NOT taken;
 
+-- Which decision asked for which, and waits for its outcome.
+CREATE TABLE decision_children (
+    tenant_id  uuid NOT NULL,
+    parent_id  uuid NOT NULL,
+    child_id   uuid NOT NULL,
+    PRIMARY KEY (tenant_id, parent_id, child_id),
+    FOREIGN KEY (tenant_id, parent_id) REFERENCES decisions,
+    FOREIGN KEY (tenant_id, child_id) REFERENCES decisions
+);
+
 -- Row-level security ---------------------------------------------------------------------------------------------------------
 -- current_setting(..., true) is null when no tenant is set, and then no row is visible.
 DO $$
@@ -547,6 +557,7 @@ BEGIN
         'decision_events',
         'decision_follows',
         'decision_notes',
+        'decision_children',
         'pools',
         'pool_shares',
         'budgets',
@@ -579,7 +590,7 @@ GRANT SELECT, INSERT, UPDATE ON budgets, budget_periods, reservations TO coordin
 GRANT SELECT, INSERT ON draws, overages, bills TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON locks TO coordinator_app;
 GRANT SELECT, INSERT ON record_versions, provider_events, receipts TO coordinator_app;
-GRANT SELECT, INSERT ON decision_events, decision_follows TO coordinator_app;
+GRANT SELECT, INSERT ON decision_events, decision_follows, decision_children TO coordinator_app;
 GRANT SELECT, INSERT, UPDATE ON decision_notes TO coordinator_app;
 
 CREATE POLICY which_tenants_have_work ON decisions FOR SELECT TO coordinator_dispatch USING (true);

@@ -3,6 +3,7 @@
 This is what a module that declares decisions imports.
 """
 
+from coordinator.core.child import Concluded
 from coordinator.core.decision import Coordinator, DecisionType, decision_type
 from coordinator.core.each import Each, One
 from coordinator.core.effect import Keyed, Lookup, Unguarded, keyed
@@ -29,6 +30,7 @@ __all__ = [
     "Absent",
     "Change",
     "Commit",
+    "Concluded",
     "Coordinator",
     "DecisionType",
     "Decisive",

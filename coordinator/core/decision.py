@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from coordinator.core.budget import Need, OnExhausted
+from coordinator.core.child import circle
 from coordinator.core.dependencies import NAME, closure, in_dependency_order
 from coordinator.core.each import Each
 from coordinator.core.effect import Sink, reserves_of
@@ -261,6 +262,7 @@ class Coordinator:
                 self.sinks[declared.name, name] = sink
         if not self.types:
             raise DeclarationError("a Coordinator needs at least one decision type", where)
+        self._check_children()
         self.pools = self._checked(pools)
 
     @property
@@ -280,6 +282,24 @@ class Coordinator:
                     yield evidence.provider, evidence.deadline_ms
         for sink in self.sinks.values():
             yield sink.provider, sink.timeout_ms
+
+    def _check_children(self) -> None:
+        """Decisions that ask for each other would wait for each other for ever."""
+        asks: dict[str, list[str]] = {}
+        for name, declared in self.types.items():
+            asks[name] = []
+            for evidence in declared.evidence.values():
+                if evidence.child is not None and evidence.child.decision_type not in self.types:
+                    known = ", ".join(self.types)
+                    unknown = (
+                        f"asks for a decision of type {evidence.child.decision_type!r}; there are {known}"
+                    )
+                    raise DeclarationError(f"evidence {evidence.name!r} {unknown}", evidence.where)
+                if evidence.child is not None:
+                    asks[name].append(evidence.child.decision_type)
+        if names := circle(asks):
+            round_trip = " asks for ".join([*names, names[0]])
+            raise DeclarationError(f"decisions wait for each other: {round_trip}", self.types[names[0]].where)
 
     def _checked(self, pools: Sequence[Pool]) -> dict[str, Pool]:
         by_provider: dict[str, Pool] = {}

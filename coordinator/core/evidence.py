@@ -30,6 +30,7 @@ from typing import (
 import msgspec
 
 from coordinator.core.canonical import JsonValue
+from coordinator.core.child import ChildSource
 from coordinator.core.freshness import SNAPSHOT as SNAPSHOT
 from coordinator.core.freshness import Decisive as Decisive
 from coordinator.core.freshness import Freshness as Freshness
@@ -245,7 +246,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self: Evidence[T, Required],
         name: str,
-        source: Source[T] | LocalSource[T] | RemoteSource[T],
+        source: Source[T] | LocalSource[T] | RemoteSource[T] | ChildSource[T],
         *,
         deadline_ms: int | None = ...,
         freshness: Freshness = ...,
@@ -263,7 +264,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self: Evidence[T, Optional],
         name: str,
-        source: Source[T] | LocalSource[T] | RemoteSource[T],
+        source: Source[T] | LocalSource[T] | RemoteSource[T] | ChildSource[T],
         *,
         deadline_ms: int | None = ...,
         freshness: Freshness = ...,
@@ -282,7 +283,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self: Evidence[Each[T], Required],
         name: str,
-        source: Source[T] | RemoteSource[T],
+        source: Source[T] | RemoteSource[T] | ChildSource[T],
         *,
         deadline_ms: int | None = ...,
         freshness: Freshness = ...,
@@ -302,7 +303,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self: Evidence[Each[T], Optional],
         name: str,
-        source: Source[T] | RemoteSource[T],
+        source: Source[T] | RemoteSource[T] | ChildSource[T],
         *,
         deadline_ms: int | None = ...,
         freshness: Freshness = ...,
@@ -322,7 +323,7 @@ class Evidence(Generic[T, P]):
     def __init__(
         self,
         name: str,
-        source: Source[T] | LocalSource[T] | RemoteSource[T],
+        source: Source[T] | LocalSource[T] | RemoteSource[T] | ChildSource[T],
         *,
         deadline_ms: int | None = None,
         freshness: Freshness = SNAPSHOT,
@@ -359,6 +360,8 @@ class Evidence(Generic[T, P]):
             raise DeclarationError(f"evidence {name!r}: need must be within 0..max_items", self.where)
         if for_each is not None and isinstance(source, LocalSource):
             raise DeclarationError(f"evidence {name!r}: for_each is for sources that are called", self.where)
+        if reserves is not None and isinstance(source, ChildSource):
+            raise DeclarationError(f"evidence {name!r}: a decision reserves for itself", self.where)
         if type(units) is not int or not 0 <= units <= MAX_UNITS:
             raise DeclarationError(f"evidence {name!r}: units must be within 0..{MAX_UNITS}", self.where)
         check_decisive_fields(name, source.returns, freshness, self.where)
@@ -366,8 +369,9 @@ class Evidence(Generic[T, P]):
         self.source = source
         self.local = source if isinstance(source, LocalSource) else None
         self.by_worker = source if isinstance(source, RemoteSource) else None
+        self.child = source if isinstance(source, ChildSource) else None
         self.remote = cast("Source[T]", source)
-        self.provider = None if self.local or self.by_worker else self.remote.provider
+        self.provider = None if self.local or self.by_worker or self.child else self.remote.provider
         self.deadline_ms = deadline_ms
         self.freshness = freshness
         self.required = required

@@ -2,8 +2,8 @@
 
 They ask the same source object for the same tenant, and what the source can tell apart in the two requests is equal. A source
 that says what its address is made of (`Addressed`) sees those values and the revision asked about; any other sees the whole
-request. What is not the same JSON is not the same: 1 is not true, and 1 is not 1.0. A remote worker's task belongs to its
-decision, and is shared with nobody.
+request. What is not the same JSON is not the same: 1 is not true, and 1 is not 1.0. A remote worker's task and a child
+belong to their decision, and are shared with nobody.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from coordinator.core.child import ChildSource
 from coordinator.core.evidence import EACH, Addressed, ReadRequest, RemoteSource
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -26,7 +27,7 @@ Question: TypeAlias = "tuple[object, ...]"
 
 def asker(source: object) -> Callable[[ReadRequest], Question | None]:
     """What this source would be asked by a request; None where that cannot be told, and so can be shared with nobody."""
-    if isinstance(source, RemoteSource) or not getattr(source, "shares", True):
+    if isinstance(source, RemoteSource | ChildSource) or not getattr(source, "shares", True):
         return lambda _: None
     identity = id(source)
     paths = [path.split(".") for path in source.asks_for] if isinstance(source, Addressed) else None

@@ -104,6 +104,11 @@ class Template(Generic[S]):
         if any("{" in literal or "}" in literal for literal in self._literals):
             raise DeclarationError(f"{what}: a brace without its partner in {text!r}", where)
 
+    @property
+    def only(self) -> Path[S] | None:
+        """The placeholder that is all there is of it, if so."""
+        return self.paths[0] if self._literals == ("", "") else None
+
     def plain(self, subject: S) -> str:
         """Rendered with the values as they are. Raises `NoValue`."""
         return self._join([path.written(subject) for path in self.paths])

@@ -51,6 +51,10 @@ async def call(
     """One call, at the cost of ``run``, which counted it when it asked for it. The wait for the slot does not count against the
     call's own ceiling; a call that never got its slot, or whose turn would come too late, never began, and is not counted."""
     try:
+        if declared.child is not None:
+            flight.began = time.monotonic()
+            child = partial(engine.children.read, run, declared, declared.child, request, flight.until)
+            return await _under_ceiling(run, declared, child, cleanups)
         if declared.by_worker is not None:
             flight.began = time.monotonic()
             had_before = partial(run.bill_others, declared.name)

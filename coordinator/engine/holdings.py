@@ -31,6 +31,7 @@ from coordinator.engine.admit import resume, run_of
 from coordinator.engine.awaited import Awaited
 from coordinator.engine.budgets import reconcile_reservations
 from coordinator.engine.chains import Chains
+from coordinator.engine.children import Children
 from coordinator.engine.commit import Rest, commit, rest_without_commit
 from coordinator.engine.dispatch import dispatch
 from coordinator.engine.expire import expire
@@ -89,6 +90,7 @@ class Holdings:
             settings=settings,
             providers=Providers(settings.provider_concurrency, coordinator.pools),
             flights=Flights(settings.cleanup_ms / 1000 + LANDING_S),
+            children=Children(database),
             kept=Kept(settings.max_kept_readings, settings.max_kept_bytes),
             chains=Chains(),
             tasks=self.remote.tasks,

@@ -28,6 +28,7 @@ from coordinator.core.money import Money
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import Stage, timestamp
 from coordinator.engine.chains import Chains
+from coordinator.engine.children import Children
 from coordinator.engine.events import EventLog
 from coordinator.engine.flights import Flights
 from coordinator.engine.kept import Kept
@@ -284,6 +285,7 @@ class Engine:
     providers: Providers
     flights: Flights
     kept: Kept
+    children: Children
     chains: Chains
     tasks: Tasks
     owner: UUID

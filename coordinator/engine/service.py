@@ -21,6 +21,7 @@ from coordinator.config import Settings
 from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import RESTING, Coordinator
 from coordinator.core.request import DecisionRequest
+from coordinator.core.view import DecisionView, decode_view
 from coordinator.engine.admit import Queued, admit, check_request, resume
 from coordinator.engine.budgets import Budgets
 from coordinator.engine.commit import commit, rest_without_commit
@@ -271,19 +272,10 @@ class Service:
         """Stop a decision that does not rest yet, here or in another process; the answer says whether it was stopped, and what
         had happened outside by then. Raises `NotFound`."""
         row = await self._row(caller.tenant, id)
-        stopped = False
         if row.status == "in_review":
             await self.reviews.withdraw(caller.tenant, id)
             row = await self._row(caller.tenant, id)
-        while row.status not in RESTING:
-            if id in self._holdings.runs:
-                run = self._holdings.runs[id]
-                run.cancelled = True
-                run.cancel()
-                await asyncio.wait([self._holdings.answers[id]])
-            else:
-                stopped = await self._cancel_elsewhere(caller.tenant, row)
-            row = await self._row(caller.tenant, id)
+        row = await self._stopped(caller.tenant, row)
         stopped = row.status == "cancelled"
         if row.status == "committed":
             await self.operations.cancel(caller.tenant, id)
@@ -291,6 +283,28 @@ class Service:
             operations = await reading.operations_of(connection, caller.tenant, [id])
         happened = [{"id": str(op.id), "effect": op.effect, "state": op.state} for op in operations]
         return canonical({"id": str(id), "status": row.status, "stopped": stopped, "operations": happened})
+
+    async def _stopped(self, tenant: UUID, row: DecisionRow) -> DecisionRow:
+        while row.status not in RESTING:
+            if row.id in self._holdings.runs:
+                run = self._holdings.runs[row.id]
+                run.cancelled = True
+                run.cancel()
+                await asyncio.wait([self._holdings.answers[row.id]])
+            else:
+                await self._cancel_elsewhere(tenant, row)
+            row = await self._row(tenant, row.id)
+        return row
+
+    async def stop_unfinished(self, tenant: UUID, id: UUID) -> None:
+        """Cancel a decision unless it rests already: then everything stays as it is."""
+        await self._stopped(tenant, await self._row(tenant, id))
+
+    async def view(self, tenant: UUID, id: UUID) -> DecisionView | None:
+        """A decision that rests, as it is now; None if it does not rest yet."""
+        row = await self._row(tenant, id)
+        stored = row.view or (row.answer if (row.answer_status or 0) < 400 else None)
+        return decode_view(stored) if stored is not None and row.status in RESTING else None
 
     async def _cancel_elsewhere(self, tenant: UUID, row: DecisionRow) -> bool:
         """Bring it to rest under the token its holder has: whoever commits first wins, the other one changes nothing."""
@@ -354,9 +368,11 @@ async def run_service(
     """The service, for as long as the block lasts; then it drains."""
     async with open_database(url, settings) as database, anyio.create_task_group() as tasks:
         holdings = Holdings(coordinator, database, tasks, render_refusal)
+        service = Service(coordinator, database, holdings)
+        holdings.engine.children.decider = service
         holdings.start_loops()
         try:
-            yield Service(coordinator, database, holdings)
+            yield service
         finally:
             with anyio.CancelScope(shield=True):
                 await holdings.drain()

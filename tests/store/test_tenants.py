@@ -14,6 +14,7 @@ from coordinator.config import Settings
 from coordinator.core.events import Event
 from coordinator.store import events
 from coordinator.store.bills import bill_late
+from coordinator.store.children import adopt
 from coordinator.store.database import Database, open_database
 from coordinator.store.keys import create_key
 from coordinator.store.late import remember
@@ -61,6 +62,7 @@ TABLES = (
     "decision_events",
     "decision_follows",
     "decision_notes",
+    "decision_children",
     "budgets",
     "budget_periods",
     "reservations",
@@ -123,6 +125,7 @@ async def tenants(database_url: str) -> tuple[UUID, UUID]:
             async with database.transaction(owner) as connection:
                 reservation = await connection.fetchval("SELECT id FROM reservations")
                 await bill_late(connection, owner, reservation, "bill-1", sgd(1), {})
+                await adopt(connection, owner, decision, paid_for)
                 await connection.execute(ANCHOR, owner, ["a-lock"])
                 await create_key(connection, owner, uuid7(), "a key", ["decide"])
                 await connection.execute(COUNT_RETRIES, owner, 1)
