@@ -22,11 +22,11 @@ import os
 import signal
 import time
 from asyncio import StreamReader
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import anyio
 import msgspec
@@ -61,21 +61,19 @@ class Program:
         """What became of it. Cancelled, it takes as long as it takes to kill the program."""
         with self._log_of(task).open("ab", buffering=0) as log_file:
             os.fchmod(log_file.fileno(), 0o600)
-            process = await asyncio.create_subprocess_shell(
-                self.command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                start_new_session=True,
-                env=_environment(task),
-            )
-            started(process.pid)
-            return await self._watched(process, task, log_file)
+            begun = await _start(self.command, _environment(task))
+            started(begun.process.pid)
+            try:
+                return await self._watched(begun.process, begun.exited, task, log_file)
+            finally:
+                begun.transport.close()
 
     def _log_of(self, task: Task) -> Path:
         return self.log_dir / f"{task.id}.{task.attempt}.log"
 
-    async def _watched(self, process: Process, task: Task, log_file: IO[bytes]) -> Outcome | None:
+    async def _watched(
+        self, process: Process, exited: asyncio.Event, task: Task, log_file: IO[bytes]
+    ) -> Outcome | None:
         assert process.stdout is not None
         assert process.stderr is not None
         said, written = _Said(task, log_file), _Written(process.pid)
@@ -85,10 +83,10 @@ class Program:
             asyncio.ensure_future(said.read(process.stderr)),
         ]
         try:
-            await process.wait()
+            await exited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await _end_group(process, self.kill_after_s)
+                await _end_group(process.pid, exited, self.kill_after_s)
                 await _drained(streams)
             said.end(f"ended with {_ending(process.returncode)}")
         return self._outcome(process.returncode or 0, written, said.last)
@@ -188,15 +186,41 @@ async def _feed(process: Process, request: bytes) -> None:
     process.stdin.close()
 
 
-async def _end_group(process: Process, kill_after_s: float) -> None:
+class _Exit(SubprocessStreamProtocol):
+    """Tells when the program itself has ended: ``Process.wait`` waits for its pipes as well, which children may hold open."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=1 << 16, loop=asyncio.get_running_loop())
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
+class _Begun(NamedTuple):
+    process: Process
+    transport: asyncio.SubprocessTransport
+    exited: asyncio.Event
+
+
+async def _start(command: str, environment: Mapping[str, str]) -> _Begun:
+    """In a session and process group of its own."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_shell(
+        _Exit, command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, env=environment
+    )
+    return _Begun(Process(transport, protocol, loop), transport, protocol.exited)
+
+
+async def _end_group(group: int, exited: asyncio.Event, kill_after_s: float) -> None:
     """Everything of the group ends: those that are left get SIGTERM, and SIGKILL when their time is over."""
-    group = process.pid
     until = time.monotonic() + kill_after_s
     if _signal(group, signal.SIGTERM):
         while _signal(group, 0) and time.monotonic() < until:  # noqa: ASYNC110 - the kernel tells nobody
             await anyio.sleep(CHECK_S)
         _signal(group, signal.SIGKILL)
-    await process.wait()
+    await exited.wait()
 
 
 async def _drained(streams: Sequence[asyncio.Future[None]]) -> None:

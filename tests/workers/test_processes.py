@@ -118,7 +118,6 @@ def test_one_worker_killed_and_one_stopped_past_its_lease_among_three(
     assert {name: max(counts) for name, counts in seen.items()} == {"killed": 3, "stopped": 3, "steady": 3}
     for worker in workers:
         assert max(at_once for _, _, at_once in worker.began()) <= 3, "nor does the process itself do more"
-    assert len(stopped.began()) > 3 or len(steady.began()) == 37
 
 
 def test_a_worker_started_again_under_its_name_gets_its_old_tasks_back_at_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,7 @@ class Running:
     def __exit__(self, *_: object) -> None:
         ended(self.process)
         assert self.process.stderr is not None
+        sys.stderr.write(self.process.stderr.read())  # pytest shows it if the test failed
         self.process.stderr.close()
 
     def log(self) -> str:
@@ -157,6 +159,17 @@ def test_what_a_program_leaves_running_ends_with_it(service: Service, tmp_path: 
         assert question.findings()["state"] == "found"
         (pid,) = running.pids()
         assert not lives(pid)
+
+
+def test_a_program_that_leaves_a_daemon_behind_has_ended_all_the_same(
+    service: Service, tmp_path: Path
+) -> None:
+    command = f"setsid sleep 1000 & echo $! > {tmp_path}/pids; {ANSWER}"
+    question = service.ask()
+    with Running(service, command, tmp_path) as running:
+        assert question.findings()["state"] == "found"
+        (pid,) = running.pids()
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_cancelled_decision_kills_the_program(service: Service, tmp_path: Path) -> None:
