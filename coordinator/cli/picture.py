@@ -46,12 +46,15 @@ class Axis:
 
 def picture(decision: Json, operations: Mapping[str, Json] | None = None) -> RenderableType:
     """``operations`` holds the details of some or all operations by id: with them, it is shown what was undone by what."""
-    axis = Axis([*map(_stage_span, decision["timeline"]), *map(_reading_span, decision["evidence"])])
+    read = [item for item in decision["evidence"] if not _is_reused(item)]
+    axis = Axis([*map(_stage_span, decision["timeline"]), *map(_reading_span, read)])
     parts: list[RenderableType] = [_head(decision)]
     if decision.get("review"):
         parts.append(Padding(review(decision, plain), (1, 0, 0, 0)))
     if decision["timeline"]:
         parts.append(Padding(_times(decision, axis), (1, 0, 0, 0)))
+    if len((decision.get("graph") or {}).get("critical_path", ())) > 1:
+        parts.append(_graph(decision["graph"]))
     if decision["fence"]["checks"]:
         parts.append(Padding(_fence(decision["fence"]), (1, 0, 0, 0)))
     if decision["operations"]:
@@ -93,8 +96,21 @@ def _times(decision: Json, axis: Axis) -> Table:
     return table
 
 
+def _graph(graph: Json) -> Text:
+    path = " → ".join(graph["critical_path"])
+    said = f"critical path {path}, {graph['critical_path_ms']} ms; all readings {graph['total_work_ms']} ms"
+    return Text(said, "dim")
+
+
+def _is_reused(item: Json) -> bool:
+    """It was observed for another decision, some time before this one."""
+    return bool(item["reading"] == "reused")
+
+
 def _home(item: Json, stages: Sequence[Json]) -> int | None:
     """The stage that a reading belongs to: the one that its span sticks out of the least."""
+    if _is_reused(item):
+        return next((number for number, stage in enumerate(stages) if stage["stage"] == "gather"), None)
     first, last = _reading_span(item)
     outside = [
         (max(begin - first, timedelta()) + max(last - end, timedelta()), number)
@@ -109,9 +125,10 @@ def _reading(item: Json, axis: Axis) -> tuple[RenderableType, ...]:
     style = STATE_STYLES.get(item["state"], "")
     said = item["error"]["code"] if item["error"] else plain(item["value"]) if item["value"] else ""
     again = f", {item['attempts']} attempts" if item["attempts"] > 1 else ""
+    again += "" if item["reading"] == "own" else f", {item['reading']}"
     return (
         Text(f"  {item['name']}"),
-        axis.bar(*_reading_span(item), style),
+        Text() if _is_reused(item) else axis.bar(*_reading_span(item), style),
         f"{item['elapsed_ms']} ms",
         Text.assemble((item["state"], style), "  ", (short(said, 64) + again, "dim")),
     )
