@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.pool import Limits
@@ -26,28 +26,33 @@ def most_in_a_minute(arrivals: Iterable[tuple[int, int]]) -> int:
     )
 
 
-asks = st.lists(
-    st.tuples(
-        st.integers(0, 20_000),  # ms since the last claim
-        st.lists(
-            st.tuples(st.integers(0, 40), st.integers(0, LATEST_MS), st.booleans(), st.integers(0, 40)),
-            max_size=12,
-        ),
-    ),
-    max_size=60,
+Call = tuple[int, int, bool, int]
+"""Its estimate, how many ms late it arrives, whether it is given up before it is sent, and how much less than estimated it used."""
+edges = st.sampled_from(
+    [0, 1, 999, 1_000, 15_000, 29_999, 30_000, 30_001, 58_000, 59_000, 59_999, 60_000, 60_001, 61_000, 61_999]
 )
-"""Claims of whatever processes, in the database's order; of each call: its estimate, how late it arrives, whether it is given up
-before it is sent, and how much less than its estimate it used."""
+"""Where a minute, a second's end, or a grant's time to arrive might be off by one."""
+anywhere = st.integers(0, 20_000)
+late = st.sampled_from([0, 1, LATEST_MS - 1, LATEST_MS])
+calls = st.lists(st.tuples(st.integers(0, 40), late, st.booleans(), st.integers(0, 40)), max_size=6)
 
 
-@given(asks=asks, requests=st.integers(1, 30), units=st.integers(40, 200))
+def asks(passed: st.SearchStrategy[int]) -> st.SearchStrategy[list[tuple[int, list[Call]]]]:
+    """Claims of whatever processes, in the database's order, each so many ms after the last."""
+    return st.lists(st.tuples(passed, calls), max_size=40)
+
+
+@given(
+    st.one_of(asks(edges), asks(anywhere), asks(edges | anywhere)), st.integers(1, 12), st.integers(40, 90)
+)
+@settings(max_examples=200)
 def test_no_minute_at_the_provider_is_above_the_limit(
-    asks: list[tuple[int, list[tuple[int, int, bool, int]]]], requests: int, units: int
+    asked: list[tuple[int, list[Call]]], requests: int, units: int
 ) -> None:
     rates, limits = Rates(), Limits(requests_per_min=requests, units_per_min=units)
-    now_ms, arrived, used = 1_700_000_000_000, [], []
+    now_ms, arrived, used = 1_700_000_000_999, [], []
     corrections: list[Correction] = []
-    for passed, calls in asks:
+    for passed, calls in asked:
         now_ms += passed
         granted = rates.claim(limits, now_ms / 1000, [estimate for estimate, *_ in calls], corrections)
         corrections = []
@@ -62,6 +67,26 @@ def test_no_minute_at_the_provider_is_above_the_limit(
         rates = msgspec.json.decode(msgspec.json.encode(rates), type=Rates)
     assert most_in_a_minute(arrived) <= requests
     assert most_in_a_minute(used) <= units
+
+
+@given(
+    st.integers(1, 3), st.lists(st.tuples(edges | st.integers(0, 3_000), late, st.booleans()), max_size=30)
+)
+@example(8, [(0, 1_000, False), (0, 1_000, False), *[(9_000, 0, False)] * 6, (6_001, 0, False)])
+@settings(max_examples=300)
+def test_nor_is_it_where_every_single_call_counts(limit: int, asked: list[tuple[int, int, bool]]) -> None:
+    rates, limits = Rates(), Limits(requests_per_min=limit)
+    now_ms, arrived = 1_700_000_000_999, []
+    corrections: list[Correction] = []
+    for passed, late, given_up in asked:
+        now_ms += passed
+        granted = rates.claim(limits, now_ms / 1000, [0], corrections)
+        corrections = []
+        if granted.count and given_up:
+            corrections = [Correction(granted.second, -1)]
+        elif granted.count:
+            arrived.append((now_ms + late, 1))
+    assert most_in_a_minute(arrived) <= limit
 
 
 @pytest.mark.parametrize("limit", [1, 7, 60, 600, 6_000])
