@@ -1,7 +1,7 @@
 """Watch: the one look of a process at what other processes did with tasks, instead of one for each poll and each reading.
 
-While a poll or a reading waits here, every `worker_poll_ms` (with jitter, so that processes do not look in step), in one
-transaction that sees of all tenants only this much:
+While a poll or a reading waits here, every `worker_poll_ms` (half as often while there is no task at all, and with jitter, so that
+processes do not look in step), in one transaction that sees of all tenants only this much:
 
     tasks awaited here that have ended      -> their answers are fetched and delivered
     tenants with tasks whose lease ran out  -> handed back: waiting again, failed after the last attempt, or expired
@@ -43,6 +43,7 @@ class Remote:
         self._database = database
         self._settings = database.settings
         self._needed = asyncio.Event()
+        self._open = False
         self._touched = self._bill_at = time.monotonic()
         self.tasks = Tasks(database, group, self._offer, self._needed.set)
         self.workers = Workers(database, group, self._needed.set, self.tasks.deliver, progress)
@@ -60,7 +61,8 @@ class Remote:
                 log.warning("could not look after tasks: %s", error)
             except Exception:  # the boundary of a loop that must not end
                 log.exception("could not look after tasks")
-            await anyio.sleep(self._settings.worker_poll_ms / 1000 * random.uniform(0.75, 1.25))
+            pause_s = self._settings.worker_poll_ms / 1000 * (1 if self._open else 2)
+            await anyio.sleep(pause_s * random.uniform(0.75, 1.25))
             if not self.workers.polls and not self.tasks.awaited:
                 self._needed.clear()
 
@@ -71,6 +73,7 @@ class Remote:
             ended = await tasks.ended_of_all(connection, awaited) if awaited else []
             groups = await handback.open_tasks(connection)
             unbilled = await late.tenants_with_unbilled(connection) if self._is_time_to_bill() else ()
+        self._open = bool(groups)
         for tenant in unbilled:
             await self._database.run(tenant, partial(late.bill_unbilled, tenant=tenant))
         for tenant in {group.tenant for group in groups if group.lost}:
