@@ -21,6 +21,7 @@ from coordinator.engine.read import read
 from coordinator.engine.run import Engine, Reading, Run
 
 Readings = dict[str, Reading]
+TIE_S = 0.05
 
 
 async def gather(engine: Engine, run: Run, wanted: Iterable[str]) -> None:
@@ -46,6 +47,10 @@ async def gather(engine: Engine, run: Run, wanted: Iterable[str]) -> None:
             not_before=since if name in again or run.locks else 0.0,  # what a lock protects is read under it
             reuse=name not in again,
         )
+        if name in again and time.monotonic() >= run.ends_at:
+            await anyio.sleep(
+                TIE_S
+            )  # both limits end now: let the decision's own win, and what was known before stay
         run.readings[name] = reading
         run.events.add("evidence", reading.item)
         there[name].set()

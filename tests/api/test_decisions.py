@@ -28,7 +28,13 @@ def gate(tmp_path: Path) -> Iterator[Path]:
 
 
 def count(running: Running) -> dict[str, int]:
-    return asyncio.run(rows(running.url))
+    """Rows of each table, once nothing that an earlier test began moves them any more."""
+
+    def at_rest() -> dict[str, int] | None:
+        counted = asyncio.run(rows(running.url))
+        return counted if counted == asyncio.run(rows(running.url)) else None
+
+    return eventually_now(at_rest)
 
 
 def test_a_decision_that_rests_is_a_201_and_is_shown_at_its_location(client: Client) -> None:

@@ -517,6 +517,8 @@ async def test_who_shares_a_reading_is_told_all_of_its_parts_however_late_it_joi
             streams.append(tasks.create_task(all_events(there, late)))
             flights = there.service._holdings.engine.flights
             await eventually(lambda: [flight.waiting for flight in flights._all] == [2])
+            runs = there.service._holdings.runs
+            await eventually(lambda: all(runs[UUID(str(id))].events._followers for id in (leader, late)))
             second_half.open()
         for stream in streams:
             parts = of_kind(stream.result(), "part")
