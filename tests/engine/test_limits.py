@@ -41,7 +41,7 @@ async def test_a_decision_out_of_time_before_its_policy_ran_expires_with_what_wa
         Evidence("never", never, deadline_ms=10_000, after=["slow"], required=False),
     )
     async with running(coordinator, database_url) as service:
-        decision = await service.decided(time_limit_ms=150)
+        decision = await service.decided(time_limit_ms=500)
     states = {item["name"]: item["state"] for item in decision["evidence"]}
     assert decision["status"] == "expired", decision["outcome"]
     assert decision["outcome"]["code"] == "time-limit"
@@ -195,26 +195,31 @@ async def test_repeats_within_one_reading_are_what_its_reserve_is_for(database_u
 async def test_joining_a_reading_in_flight_costs_nothing_and_is_never_beyond_the_ceiling(
     database_url: str,
 ) -> None:
-    """Both were admitted; the first one's bill fills its ceiling, so its fence may begin nothing (though it may join what the
-    second one's fence has begun); the second one joined the first one's reading and has its ceiling untouched."""
+    """The first evidence bills far more than it reserves: another call would be beyond the ceiling. What another decision without
+    a ceiling is asking already is not another call."""
     gate = Gate()
 
-    async def read(_: ReadRequest, __: int) -> Found[Number]:
+    async def gated_(_: ReadRequest, __: int) -> Found[Number]:
         await gate()
         return Found(Number(1), cost=FORTY)
 
-    evidence = Evidence("a", Fact("a", read), deadline_ms=10_000, freshness=Decisive(), reserves=FORTY)
-    async with running(service_of(evidence), database_url) as service:
-        first = asyncio.ensure_future(service.decided("first", **ceiling(40)))
+    coordinator = service_of(
+        Evidence(
+            "dear", Fact("dear", costing("0.40 SGD", 1)), deadline_ms=10_000, reserves=money("0.01 SGD")
+        ),
+        Evidence("a", Fact("a", gated_), deadline_ms=10_000, after=["dear"], reserves=money("0.30 SGD")),
+    )
+    async with running(coordinator, database_url) as service:
+        leader = asyncio.ensure_future(service.decided("leader"))
         await gate.arrived.wait()
-        second = asyncio.ensure_future(service.decided("second", **ceiling(40)))
+        follower = asyncio.ensure_future(service.decided("follower", **ceiling(40)))
         await eventually(lambda: [f.waiting for f in service.service._holdings.engine.flights._all] == [2])
         gate.open()
-        made = await asyncio.gather(first, second)
-    joined = [reading["reading"] for reading in (made[0]["evidence"][0], made[1]["evidence"][0])]
-    assert made[1]["status"] == "committed"
-    assert made[0]["status"] == "committed" or made[0]["outcome"]["code"] == "cost-limit"
-    assert joined == ["own", "shared"]
+        await leader
+        joined = await follower
+        alone = await service.decided("alone", **ceiling(40))
+    assert (joined["status"], joined["budget"]["settled"]["amount_minor"]) == ("committed", 40)
+    assert (alone["status"], alone["outcome"]["code"]) == ("in_review", "cost-limit")
 
 
 # One call --------------------------------------------------------------------------------------------------------------------
