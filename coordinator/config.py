@@ -25,7 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     statement_cache_size: int = 200
     """Prepared statements kept per connection; 0 behind a pooler in transaction mode (PgBouncer before 1.21)."""
     max_running: int = 256
-    """Decisions that run at once."""
+    """Decisions that run at once; a class whose reserve is lent may run it beyond that, until what was lent is back."""
     classes: dict[str, ClassLimits] = msgspec.field(default_factory=lambda: dict(DEFAULT_CLASSES))
     max_batch: int = 128
     """Calls that may ride one transaction."""

@@ -1,8 +1,9 @@
 """Which decision starts next when a slot comes free: first which class, then which tenant of it.
 
-Classes: a class that waits and has fewer running than its reserve goes first; otherwise shares follow the weights (stride
-scheduling). An idle reserve is lent: any class may run on it, and the next slot that comes free goes to the class it belongs to, so
-it is back within the time of one run. Every class has a weight of at least 1, so the lowest advances too.
+Classes: a class that waits and has fewer running than its reserve starts at once; otherwise shares follow the weights (stride
+scheduling). An idle reserve is lent: any class may run on it. When its owner comes, it does not wait for that: it runs beyond the
+slots, and the next ones that come free are not filled until what was lent is back, within the time of one run. So at most ``slots``
+and the reserves together ever run at once. Every class has a weight of at least 1, so the lowest advances too.
 
 Tenants of a class: start-time fair queuing. Each start advances its tenant's virtual time by the cost of what was started; the
 waiting tenant that is furthest behind goes next. Who was idle begins at the present virtual time and does not catch up. So one
@@ -25,7 +26,8 @@ T = TypeVar("T")
 class ClassLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of one class.
 
-    ``weight``: share of starts under contention. ``reserved``: slots of each process that are this class's whenever it wants them.
+    ``weight``: share of starts under contention. ``reserved``: slots of each process that are this class's whenever it wants them: lent to
+    others while it does not, and then had beyond the slots until they are back.
     ``queue_depth``: how many decisions of one tenant may wait, over all processes, before a request is refused;
     ``total_depth``: of all tenants (0: eight times ``queue_depth``); beyond that, only tenants with more than their part of it
     waiting are refused. ``start_objective_ms``: within which time a decision should start; misses are counted.
@@ -54,7 +56,7 @@ class ClassLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClassShares:
-    """The choice among classes; ``slots`` is how many decisions run at once."""
+    """The choice among classes; ``slots`` is how many decisions run at once, but for reserves that are lent."""
 
     def __init__(self, classes: Mapping[str, ClassLimits], slots: int) -> None:
         self.classes = classes
@@ -65,12 +67,14 @@ class ClassShares:
         self._now = 0.0
 
     def next(self, waiting: Mapping[str, int]) -> str | None:
-        """The class to start from, of those that have someone waiting; None if no slot is free."""
-        if self.busy >= self.slots:
-            return None
-        able = [name for name, count in waiting.items() if count > 0]
+        """The class to start from, of those that have someone waiting; None if none may start."""
+        able = [name for name, count in waiting.items() if count > 0 and self.may_start(name)]
         owed = [name for name in able if self.running[name] < self.classes[name].reserved]
         return min(owed or able, key=lambda name: (max(self._virtual[name], self._now), name), default=None)
+
+    def may_start(self, name: str) -> bool:
+        """Whether a slot is free, or the class's own reserve is lent."""
+        return self.busy < self.slots or self.running[name] < self.classes[name].reserved
 
     def start(self, name: str) -> None:
         self._now = max(self._virtual[name], self._now)

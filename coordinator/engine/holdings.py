@@ -188,9 +188,7 @@ class Holdings:
     async def _within_ceiling(self, run: Run, slot: Slot | None, rest: Rest | None) -> Committed | Superseded:
         result: Committed | Superseded = Superseded()
         with anyio.move_on_after(self.settings.max_run_ms / 1000) as ceiling:
-            if slot is not None and slot.turn is not None:
-                await self._until_its_turn(run, slot, slot.turn)
-            if slot is not None and (slot.turn is None or slot.turn.done()):
+            if slot is not None:
                 run.lend_slot = partial(self._lent, slot, ceiling)
             result = await self._to_rest(run, rest)
         if ceiling.cancelled_caught:
@@ -205,18 +203,6 @@ class Holdings:
         async with self.schedule.lent(slot):
             yield
         ceiling.deadline = anyio.current_time() + self.settings.max_run_ms / 1000
-
-    async def _until_its_turn(self, run: Run, slot: Slot, turn: asyncio.Future[None]) -> None:
-        """Or until it is cancelled or its time is over, which the path then finds. The future is not ours to cancel."""
-        began = time.monotonic()
-        with anyio.CancelScope() as waiting:
-            run.cancel = waiting.cancel
-            await asyncio.wait([turn], timeout=max(0.0, run.ends_at - began))
-        run.cancelled = run.cancelled or waiting.cancel_called
-        waited_ms = round((time.monotonic() - began) * 1000)
-        run.stages.append(run.stage_now("queue", waited_ms))
-        if turn.done():
-            self.schedule.runs(slot, run.type.cost, waited_ms)
 
     async def _to_rest(self, run: Run, rest: Rest | None) -> Committed | Superseded:
         try:

@@ -5,9 +5,8 @@ admissions at once, of the others' from a look at the `queues` table every `queu
 the tenant whose turn it is are chosen (`core/fairness.py`), and that tenant's oldest decision of the class is claimed with SKIP
 LOCKED; claims of one tenant share a transaction. If another process was faster, the slot is given back.
 
-A request is started at once, without waiting, only if a slot is free and nobody of its class waits. If the slots of its class's
-reserve are lent, it is not queued either: it is stored as running here and gets the next slot that comes free (`Slot.turn`). A slot is
-taken and given back in pairs by whoever holds it.
+A request is started at once, without waiting, only if nobody of its class waits and a slot is free, or its class's reserve is lent. A
+slot is taken and given back in pairs by whoever holds it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ RATE_OVER_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The right to run one decision of a class; from the moment on when ``turn`` is done, if it has one."""
+    """The right to run one decision of a class. While it is lent (`Schedule.lent`), ``turn`` says when it is back."""
 
     class_: str
     tenant: UUID
@@ -103,11 +102,8 @@ class Schedule:
     def try_start(self, class_: str, tenant: UUID) -> Slot | None:
         """A slot, or None if the decision has to be queued. Raises `QueueFull` if it is known that it may not even be that."""
         limits, turns, returning = self.limits(class_), self.turns[class_], self._returning[class_]
-        if not turns.total:
-            if not returning and self.shares.busy < self.shares.slots:
-                return self._start(class_, tenant)
-            if self.shares.running[class_] + len(returning) < limits.reserved:
-                return self._next_one(class_, tenant)
+        if not turns.total and not returning and self.shares.may_start(class_):
+            return self._start(class_, tenant)
         if not limits.room(turns.waiting.get(tenant, 0), turns.total, self._tenants(class_, tenant)):
             raise self.full(class_, tenant)
         return None
@@ -215,12 +211,6 @@ class Schedule:
         self.shares.start(class_)
         self._measure(class_)
         return Slot(class_, tenant, time.monotonic())
-
-    def _next_one(self, class_: str, tenant: UUID) -> Slot:
-        """The next slot of the class that comes free, before anything that is queued."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._returning[class_].append(turn)
-        return Slot(class_, tenant, time.monotonic(), turn)
 
     def runs(self, slot: Slot, cost: float, waited_ms: int) -> None:
         """The slot is used by a decision that costs this much and has waited so long."""

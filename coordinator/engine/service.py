@@ -152,7 +152,7 @@ class Service:
             raise
         match admitted:
             case Run():
-                if slot is not None and slot.turn is None:
+                if slot is not None:
                     schedule.runs(slot, declared.cost, 0)
                 lease_until = time.monotonic() + self.settings.lease_ms / 1000
                 answer = holdings.take_on(admitted, slot, lease_until)

@@ -88,12 +88,16 @@ def test_a_class_that_was_idle_does_not_catch_up_for_what_it_did_not_want() -> N
     assert counted["b"] == pytest.approx(50, abs=1)
 
 
-def test_an_idle_reserve_is_lent_and_the_next_slots_that_come_free_go_to_its_class() -> None:
+def test_an_idle_reserve_is_lent_its_owner_starts_at_once_and_the_next_free_slots_make_up_for_it() -> None:
     made = shares(10, urgent=(8, 3), bulk=(1, 0))
     assert start_all(made, {"bulk": 100}) == ["bulk"] * 10
+    assert start_all(made, {"bulk": 100, "urgent": 5}) == ["urgent"] * 3
     for _ in range(3):
+        assert start_all(made, {"bulk": 100}) == []
         made.finish("bulk")
-        assert start_all(made, {"bulk": 100, "urgent": 1}) == ["urgent"]
+    assert start_all(made, {"bulk": 100}) == []
+    made.finish("bulk")
+    assert start_all(made, {"bulk": 100}) == ["bulk"]
 
 
 def test_a_reserve_comes_before_any_weight_and_beyond_it_the_weights_count() -> None:
@@ -110,9 +114,11 @@ def test_every_slot_is_used_whoever_waits() -> None:
 def test_reserves_beyond_all_slots_neither_overbook_nor_block() -> None:
     made = shares(2, a=(1, 2), b=(1, 2))
     assert start_all(made, {"a": 5}) == ["a"] * 2
+    assert start_all(made, {"a": 5, "b": 5}) == ["b"] * 2
     assert start_all(made, {"a": 5, "b": 5}) == []
     made.finish("a")
-    assert start_all(made, {"b": 5}) == ["b"]
+    assert start_all(made, {"b": 5}) == []
+    assert start_all(made, {"a": 5}) == ["a"]
 
 
 def test_nothing_starts_where_nobody_waits() -> None:
@@ -155,7 +161,7 @@ class Slots(RuleBasedStateMachine):
         owed = {name for name in waits if self.made.running[name] < self.made.classes[name].reserved}
         name = self.made.next(self.waiting)
         if name is None:
-            assert not waits or self.made.busy == self.made.slots
+            assert not waits or (self.made.busy >= self.made.slots and not owed)
             return
         assert name in (owed or waits)
         self.made.start(name)
@@ -171,9 +177,10 @@ class Slots(RuleBasedStateMachine):
         self.made.finish(data.draw(st.sampled_from(running)))
 
     @invariant()
-    def running_never_exceeds_slots(self) -> None:
+    def running_never_exceeds_slots_and_reserves(self) -> None:
         assert all(count >= 0 for count in self.made.running.values())
-        assert sum(self.made.running.values()) <= self.made.slots
+        reserves = sum(limits.reserved for limits in self.made.classes.values())
+        assert sum(self.made.running.values()) == self.made.busy <= self.made.slots + reserves
 
     @invariant()
     def whoever_waits_is_passed_over_a_bounded_number_of_times_but_for_reserves(self) -> None:

@@ -379,7 +379,10 @@ async def test_what_a_silent_process_had_reserved_stays_uncertain_and_the_decisi
 ) -> None:
     gate = Gate()
     stuck, ready = service_of(paid(source=Fact("cost", gate.answering()))), service_of(paid())
-    async with running(stuck, database_url) as first, under(80, ready, database_url, poll_ms=20) as second:
+    async with (
+        running(stuck, database_url, max_running=1) as first,
+        under(80, ready, database_url, poll_ms=20) as second,
+    ):
         waiting = asyncio.create_task(first.post("k"))
         await gate.arrived.wait()
         await root.execute("UPDATE decisions SET lease_expires_at = clock_timestamp() - interval '1 s'")
@@ -401,7 +404,10 @@ async def test_one_that_is_taken_over_when_nothing_is_left_rests_refused_at_once
     patient: dict[str, Any] = {"budget_wait_ms": 3_600_000, "on_exhausted": "refuse"}
     stuck = service_of(paid(source=Fact("cost", gate.answering())), **patient)
     ready = service_of(paid(), **patient)
-    async with running(stuck, database_url) as first, under(40, ready, database_url, poll_ms=20) as second:
+    async with (
+        running(stuck, database_url, max_running=1) as first,
+        under(40, ready, database_url, poll_ms=20) as second,
+    ):
         waiting = asyncio.create_task(first.post("k"))
         await gate.arrived.wait()
         await root.execute("UPDATE decisions SET lease_expires_at = clock_timestamp() - interval '1 s'")

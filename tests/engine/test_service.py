@@ -431,18 +431,15 @@ async def test_slots_come_back_after_every_kind_of_end(database_url: str) -> Non
 async def test_a_taken_over_decision_that_has_to_wait_for_its_slot_runs_in_its_turn(
     database_url: str, root: asyncpg.Connection
 ) -> None:
-    """Bulk work of a process that died is taken over while this one's free slot is reserved for urgent work."""
-    classes = {
-        "urgent": ClassLimits(weight=1, reserved=1, queue_depth=9),
-        "bulk": ClassLimits(weight=1, reserved=0, queue_depth=9),
-    }
+    """The process that falls silent has no slot left to take it back."""
+    classes = {"bulk": ClassLimits(weight=1, reserved=0, queue_depth=9)}
     gate = Gate()
     coordinator = service_of(gated(gate))
-    limits = {"max_running": 2, "classes": classes, "lease_ms": 60_000}
-    async with running(coordinator, database_url, **limits) as dying:
+    limits = {"classes": classes, "lease_ms": 60_000}
+    async with running(coordinator, database_url, max_running=1, **limits) as dying:
         orphan = await dying.post("orphan", wait=0, **{"class": "bulk"})
         await gate.arrived.wait()
-        async with running(coordinator, database_url, poll_ms=10, **limits) as service:
+        async with running(coordinator, database_url, poll_ms=10, max_running=2, **limits) as service:
             holder = asyncio.ensure_future(service.post("holder", **{"class": "bulk"}))
             await eventually(lambda: gate.inside == 2)
             await root.execute("UPDATE decisions SET lease_expires_at = '-infinity' WHERE id = $1", orphan.id)
