@@ -84,6 +84,10 @@ def check_request(
 
 def _check_ceiling(declared: DecisionType[Any, Any], ceiling: Money | None) -> None:
     """What is reserved, or with `reduce` what has to be, must fit under the decision's own ceiling before any work begins."""
+    if ceiling is not None and ceiling.amount_minor < 0:
+        raise MalformedRequest(
+            "a ceiling is nothing or more", [("/ceiling/amount_minor", "must not be negative")]
+        )
     reduces = declared.on_exhausted == "reduce"
     needed = total([need.amount for need in declared.needs if not (reduces and need.optional)])
     if ceiling is None or needed is None:

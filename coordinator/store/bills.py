@@ -53,6 +53,8 @@ REMEMBER = """
 INSERT INTO bills (tenant_id, reservation_id, bill, amount_minor) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING bill
 """
 
+REMEMBERED = "SELECT amount_minor FROM bills WHERE tenant_id = $1 AND reservation_id = $2 AND bill = $3"
+
 DECISION_OF = "SELECT decision_id FROM reservations WHERE tenant_id = $1 AND id = $2"
 
 
@@ -170,7 +172,8 @@ async def resolve(
 async def bill_late(
     connection: Connection, tenant: UUID, id: UUID, name: str, cost: Money, by: Mapping[str, object]
 ) -> bool:
-    """A bill that came after the reservation had closed; False if it was counted before. Raises `NotFound`, `StateConflict`."""
+    """A bill that came after the reservation had closed; False if it was counted before. Raises `NotFound`, or `StateConflict`, also
+    if the name stands for another amount."""
     reservation = await _locked(connection, tenant, id)
     if reservation.is_open:
         raise StateConflict(
@@ -178,6 +181,11 @@ async def bill_late(
         )
     _check_currency(reservation, cost)
     closed = await _late(connection, tenant, reservation, name, cost, {"bill": name, **by})
+    known = None if closed else await connection.fetchval(REMEMBERED, tenant, id, name)
+    if known is not None and known != cost.amount_minor:
+        raise StateConflict(
+            f"bill {name!r} was counted with another amount; a correction needs a name of its own"
+        )
     await closing.write(connection, tenant, closed)
     return bool(closed)
 

@@ -178,6 +178,7 @@ DEEP = b'{"type":"quote","input":' + b'{"a":' * 40 + b"1" + b"}" * 40 + b"}"
         GOOD.replace(b'"input"', b'"time_limit_ms":0,"input"'),
         GOOD.replace(b'"input"', b'"ceiling":{"amount_minor":9007199254740992,"currency":"SGD"},"input"'),
         GOOD.replace(b'"input"', b'"ceiling":{"amount_minor":1,"currency":"sgd"},"input"'),
+        GOOD.replace(b'"input"', b'"ceiling":{"amount_minor":-1,"currency":"SGD"},"input"'),
         GOOD.replace(b'"kind": "quote"', b'"kind": "order"'),
         json.dumps({"type": "quote", "input": {"site": "sg-1", "hours": 1}}).encode(),
         DEEP,

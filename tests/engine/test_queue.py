@@ -257,7 +257,7 @@ async def test_a_run_that_holds_its_slot_too_long_is_stopped_queued_again_and_th
     async with running(service_of(gated(gate)), database_url, **limits) as service:
         decision = await service.decided("stuck")
         assert (decision["status"], decision["outcome"]["code"]) == ("in_review", "requeue-limit")
-        assert service.service._holdings.schedule.shares.busy == 0
+        await eventually(lambda: service.service._holdings.schedule.shares.busy == 0)
     kinds = [row["kind"] for row in await root.fetch("SELECT kind FROM receipts ORDER BY index")]
     assert kinds == ["decision.running", *["decision.queued", "decision.running"] * 3, "decision.in_review"]
     assert gate.inside == 0
