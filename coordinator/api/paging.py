@@ -11,13 +11,14 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from urllib.parse import unquote_to_bytes
 from uuid import UUID
 
 import msgspec
 
+from coordinator.api.views import encode
 from coordinator.errors import MalformedRequest
 
 DEFAULT_LIMIT = 50
@@ -156,6 +157,14 @@ def _opaque(raw: bytes) -> str:
 
 def _check(name: str, text: bytes) -> bytes:
     return hashlib.sha256(name.encode() + b"\x00" + text).digest()[:_CHECK_BYTES]
+
+
+def page_of_all(items: Sequence[object], query: Query, name: str) -> bytes:
+    """A page of a list that is short and all there, by the place of its items."""
+    limit, after = limit_of(query), index_after(query, name)
+    first = 0 if after is None else after + 1
+    following = cursor(name, first + limit - 1) if len(items) > first + limit else None
+    return page(map(encode, items[first : first + limit]), following)
 
 
 def page(items: Iterable[bytes], next_cursor: str | None) -> bytes:

@@ -10,7 +10,6 @@ from coordinator.api import paging
 from coordinator.api.answer import Answer
 from coordinator.api.endpoint import READERS, Call, Shown, endpoint
 from coordinator.api.parameters import PAGE
-from coordinator.api.views import encode
 from coordinator.core.breaker import BreakerState
 from coordinator.core.pool import Limits
 from coordinator.core.view import timestamp
@@ -62,12 +61,8 @@ class PoolShown(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def index(call: Call) -> Answer:
     """A provider with a declared pool shows what all processes do; any other one, the process that answers."""
-    limit, after = paging.limit_of(call.query), paging.index_after(call.query, "pools")
-    first = 0 if after is None else after + 1
-    pools = await call.service.pools()
-    page = [shown(pool) for pool in pools[first : first + limit]]
-    following = paging.cursor("pools", first + limit - 1) if len(pools) > first + limit else None
-    return Answer(200, paging.page(map(encode, page), following))
+    pools = [shown(pool) for pool in await call.service.pools()]
+    return Answer(200, paging.page_of_all(pools, call.query, "pools"))
 
 
 def shown(pool: PoolNow) -> PoolShown:

@@ -6,7 +6,6 @@ from coordinator.api import paging
 from coordinator.api.answer import Answer
 from coordinator.api.endpoint import READERS, Call, Shown, endpoint
 from coordinator.api.parameters import PAGE
-from coordinator.api.views import encode
 from coordinator.engine.queues import QueueView
 from coordinator.errors import MalformedRequest
 
@@ -22,12 +21,7 @@ from coordinator.errors import MalformedRequest
 )
 async def index(call: Call) -> Answer:
     """The caller's own decisions, over all processes of the service. What waits of all tenants together is in the metrics."""
-    limit, after = paging.limit_of(call.query), paging.index_after(call.query, "queues")
-    first = 0 if after is None else after + 1
-    queues = await call.service.queues(call.tenant)
-    page = queues[first : first + limit]
-    following = paging.cursor("queues", first + limit - 1) if len(queues) > first + limit else None
-    return Answer(200, paging.page(map(encode, page), following))
+    return Answer(200, paging.page_of_all(await call.service.queues(call.tenant), call.query, "queues"))
 
 
 ENDPOINTS = (index,)

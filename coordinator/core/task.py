@@ -20,7 +20,6 @@ from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.evidence import Absent, Answer, Failed, Found, clean_text
 from coordinator.core.money import Money
 
-TaskState = Literal["waiting", "in_progress", "completed", "failed", "expired", "cancelled"]
 MAX_TASKS = 20
 MAX_CAPABILITIES = 64
 MAX_PROGRESS_LINES = 200

@@ -123,15 +123,14 @@ class Schedule:
         return self.turns[class_].waiting.get(tenant, 0) + 1
 
     def estimate_ms(self, class_: str, tenant: UUID, position: int) -> int:
-        """When the tenant's decision at ``position`` will start, by Little's law: all slots of all
-        processes end runs at the rate slots / mean duration; the class gets its share of that by weight, the tenant its part of
-        the class."""
+        """When the tenant's decision at ``position`` will start, by Little's law: all slots of all processes end runs at the rate
+        slots / mean duration; the class gets its share of that by weight, the tenant its part of the class."""
         weights = {name: limits.weight for name, limits in self.shares.classes.items()}
         rivals = [name for name, turns in self.turns.items() if turns.total or name == class_]
         part = weights[class_] / sum(weights[name] for name in rivals) / self._tenants(class_, tenant)
-        return round(1000 * position / (self.starts_per_s() * part))
+        return round(1000 * position / (self.capacity_per_s() * part))
 
-    def starts_per_s(self) -> float:
+    def capacity_per_s(self) -> float:
         """How many starts all processes together can make, of any class."""
         return self.processes * self.shares.slots / max(self._of_all.mean_run_s(), 0.001)
 

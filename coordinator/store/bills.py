@@ -55,8 +55,6 @@ INSERT INTO bills (tenant_id, reservation_id, bill, amount_minor) VALUES ($1, $2
 
 REMEMBERED = "SELECT amount_minor FROM bills WHERE tenant_id = $1 AND reservation_id = $2 AND bill = $3"
 
-DECISION_OF = "SELECT decision_id FROM reservations WHERE tenant_id = $1 AND id = $2"
-
 
 async def lock_for_operations(
     connection: Connection, tenant: UUID, decisions: Sequence[UUID], bills: Sequence[OperationBill]
