@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +28,7 @@ from coordinator.core.child import ChildAsk, ChildSource, Concluded
 from coordinator.core.evidence import EACH, Answer, Evidence, Failed, Found, ReadRequest, clean_text
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import DecisionView
-from coordinator.errors import CommitUnknown, DecisionInFlight, RequestRefused
+from coordinator.errors import CommitUnknown, RequestRefused
 from coordinator.store.children import adopt, waits_for
 from coordinator.store.database import Database
 from coordinator.store.keys import Key
@@ -54,26 +54,20 @@ def key_of(parent: UUID, evidence: str, decision_type: str, asked: ChildAsk, mem
     )
 
 
-class Asked(Protocol):
-    @property
-    def id(self) -> UUID: ...
-
-
 class Decider(Protocol):
     """What is needed of the service."""
 
     @property
     def draining(self) -> bool: ...
-    async def decide(
+    async def ask(
         self,
         caller: Key,
         idempotency_key: str,
         request: DecisionRequest,
         body: JsonValue,
-        *,
-        wait_s: float,
         traceparent: str | None,
-    ) -> Asked: ...
+    ) -> UUID: ...
+    async def rests(self, tenant: UUID, id: UUID, until: float) -> DecisionView | None: ...
     async def stop_unfinished(self, tenant: UUID, id: UUID) -> None: ...
     async def view(self, tenant: UUID, id: UUID) -> DecisionView | None: ...
 
@@ -106,10 +100,9 @@ class Children:
         assert self.decider is not None, "given when the service starts"
         try:
             asked = source.ask_child(request)
-            ask = partial(
-                self._decide, self.decider, run, declared, source, asked, request.evidence.get(EACH), until
+            child = await self._ask(
+                self.decider, run, declared, source, asked, request.evidence.get(EACH), until
             )
-            child = await self._asked(ask)
             if asked.key is None:
                 request.on_cancel(partial(self._stop, self.decider, run.tenant, child))
             if child == run.id or await self._closes_a_circle(run, child):
@@ -117,8 +110,7 @@ class Children:
             view = await self.decider.view(run.tenant, child)
             if view is None:
                 async with self._without_slot(run):
-                    await ask(wait_s=max(0.0, until - time.monotonic()) + GRACE_S)
-                view = await self.decider.view(run.tenant, child)
+                    view = await self.decider.rests(run.tenant, child, until + GRACE_S)
         except RequestRefused as refused:
             pause = refused.extra.get("retry_after_ms")
             wait_ms = pause if isinstance(pause, int) else None
@@ -129,21 +121,12 @@ class Children:
             return Failed("no-address", clean_text(str(error)))
         return _answer(child, view)
 
-    async def _asked(self, ask: Callable[..., Awaitable[Asked]]) -> UUID:
-        """Which decision it is. Not to be cancelled: a child that was stored and that nobody knows of would be nobody's to stop."""
-        try:
-            with anyio.CancelScope(shield=True):
-                asked = await ask(wait_s=0)
-        except DecisionInFlight as known:
-            return UUID(str(known.extra["decision"]))
-        return asked.id
-
     async def _stop(self, decider: Decider, tenant: UUID, child: UUID) -> None:
         """Unless this process is stopping: then the parent goes on elsewhere, and so does its child."""
         if not decider.draining:
             await decider.stop_unfinished(tenant, child)
 
-    async def _decide(
+    async def _ask(
         self,
         decider: Decider,
         run: Run,
@@ -152,10 +135,9 @@ class Children:
         asked: ChildAsk,
         member: JsonValue,
         until: float,
-        *,
-        wait_s: float,
-    ) -> Asked:
-        """The remaining time is no part of the body: asked again later, it is the same request."""
+    ) -> UUID:
+        """Which decision it is. The remaining time is no part of the body: asked again later, it is the same request. Not to be
+        cancelled: a child that was stored and that nobody knows of would be nobody's to stop."""
         body: dict[str, JsonValue] = {
             "type": source.decision_type,
             "input": asked.input,
@@ -169,7 +151,9 @@ class Children:
         )
         key = key_of(run.id, declared.name, source.decision_type, asked, member)
         caller = Key(run.tenant, run.requested_by, frozenset({"decide"}))
-        return await decider.decide(caller, key, request, body, wait_s=wait_s, traceparent=run.traceparent)
+        with anyio.CancelScope(shield=True):
+            child = await decider.ask(caller, key, request, body, run.traceparent)
+        return child
 
     async def _closes_a_circle(self, run: Run, child: UUID) -> bool:
         async with self._database.transaction(run.tenant) as connection:

@@ -121,6 +121,43 @@ class Service:
         cancel together. Raises the leaves of `RequestRefused`."""
         if self._holdings.draining:
             raise Draining("this process is stopping; another one will answer", retry_after_ms=1000)
+        until = time.monotonic() + wait_s
+        admitted = await self._admit(caller, idempotency_key, request, body, traceparent, session)
+        match admitted:
+            case Run():
+                answer = self._holdings.answers[admitted.id]
+                await asyncio.wait([answer], timeout=max(0.0, until - time.monotonic()))
+                if answer.done() and isinstance(result := answer.result(), Committed):
+                    finished = result.finished
+                    return Rested(admitted.id, finished.answer_status, finished.answer, replayed=False)
+            case Queued() if wait_s <= 0:
+                return self._pending(admitted.row, admitted.estimated_ms, admitted.position)
+            case Known():
+                return await self._join(caller.tenant, admitted, until)
+        return await self._wait(caller.tenant, admitted.id, until)
+
+    async def ask(
+        self,
+        caller: Key,
+        idempotency_key: str,
+        request: DecisionRequest,
+        body: JsonValue,
+        traceparent: str | None,
+    ) -> UUID:
+        """The decision of a key, admitted unless it is known, for another one that runs here: while this process stops, what runs
+        goes on, and so does what it needs. Raises the leaves of `RequestRefused`."""
+        return (await self._admit(caller, idempotency_key, request, body, traceparent, None)).id
+
+    async def _admit(
+        self,
+        caller: Key,
+        idempotency_key: str,
+        request: DecisionRequest,
+        body: JsonValue,
+        traceparent: str | None,
+        session: str | None,
+    ) -> Run | Queued | Known:
+        """Known, stored in the queue, or taken on with a slot."""
         declared, input = check_request(self.coordinator, request)
         if caller.classes is not None and request.class_ not in caller.classes:
             known = sorted(caller.classes)
@@ -128,10 +165,10 @@ class Service:
                 f"this key may not ask for class {request.class_!r}, only for {', '.join(known)}",
                 classes=known,
             )
-        until = time.monotonic() + wait_s
         trace = telemetry.continued_or_new(traceparent)
         holdings, schedule = self._holdings, self._holdings.schedule
         slot = schedule.try_start(request.class_, caller.tenant)
+        admitted: Run | Queued | Known | None = None
         try:
             admitted = await admit(
                 holdings.engine,
@@ -146,29 +183,16 @@ class Service:
                 slot,
                 session,
             )
-        except BaseException:
-            if slot is not None:
+        finally:
+            if slot is not None and not isinstance(admitted, Run):
                 schedule.give_back(slot)
-            raise
-        match admitted:
-            case Run():
-                if slot is not None:
-                    schedule.runs(slot, declared.cost, 0)
-                lease_until = time.monotonic() + self.settings.lease_ms / 1000
-                answer = holdings.take_on(admitted, slot, lease_until)
-                await asyncio.wait([answer], timeout=max(0.0, until - time.monotonic()))
-                if answer.done() and isinstance(result := answer.result(), Committed):
-                    finished = result.finished
-                    return Rested(admitted.id, finished.answer_status, finished.answer, replayed=False)
-            case Queued():
-                schedule.queued(request.class_, caller.tenant)
-                if wait_s <= 0:
-                    return self._pending(admitted.row, admitted.estimated_ms, admitted.position)
-            case Known():
-                if slot is not None:
-                    schedule.give_back(slot)
-                return await self._join(caller.tenant, admitted, until)
-        return await self._wait(caller.tenant, admitted.id, until)
+        if isinstance(admitted, Run):
+            if slot is not None:
+                schedule.runs(slot, declared.cost, 0)
+            holdings.take_on(admitted, slot, time.monotonic() + self.settings.lease_ms / 1000)
+        elif isinstance(admitted, Queued):
+            schedule.queued(request.class_, caller.tenant)
+        return admitted
 
     def _pending(self, row: DecisionRow, estimated_ms: int, position: int) -> Pending:
         view = unfinished(self.coordinator, row)
@@ -204,6 +228,16 @@ class Service:
                 "the decision of this key is still under way", decision=str(known.id), retry_after_ms=1000
             )
         return Rested(known.id, 200 if status < 400 else status, answer, replayed=True)
+
+    async def rests(self, tenant: UUID, id: UUID, until: float) -> DecisionView | None:
+        """A decision at its rest, as soon as it is there, for another one that runs here and goes on while this process stops;
+        None if it does not rest ``until`` then."""
+        while (view := await self.view(tenant, id)) is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            await self._holdings.awaited.rested(tenant, id, left)
+        return view
 
     async def queues(self, tenant: UUID) -> Sequence[QueueView]:
         """One view for each class."""

@@ -186,6 +186,36 @@ async def test_parents_that_wait_hold_no_slot_that_their_children_need(database_
         assert service.service._holdings.schedule.shares.running["interactive"] == 0
 
 
+async def test_a_parent_that_waits_while_its_process_stops_waits_on(database_url: str) -> None:
+    gate = Gate()
+    gated = typed(
+        "child", Evidence("a", Fact("a", gate.answering()), deadline_ms=60_000), policy=child_policy
+    )
+    async with running(family(credit(), child=gated), database_url) as service:
+        pending = await service.post("k", 2, wait=0)
+        await gate.arrived.wait()
+        await eventually(lambda: service.service._holdings.schedule.shares.running["interactive"] == 1)
+        service.service.stop_taking()
+        assert (await service.shown(pending.id))["status"] == "running"
+        gate.open()
+        await eventually(lambda: service.service.idle)
+        decision = await service.shown(pending.id)
+    assert evidence_of(decision, "credit")["value"]["terms"] == {"total": 20}
+
+
+async def test_a_parent_that_runs_while_its_process_stops_may_still_ask(database_url: str) -> None:
+    gate = Gate()
+    first = Evidence("first", Fact("first", gate.answering()), deadline_ms=60_000)
+    async with running(family(first, credit(after=["first"])), database_url) as service:
+        pending = await service.post("k", 2, wait=0)
+        await gate.arrived.wait()
+        service.service.stop_taking()
+        gate.open()
+        await eventually(lambda: service.service.idle)
+        decision = await service.shown(pending.id)
+    assert evidence_of(decision, "credit")["value"]["terms"] == {"total": 20}
+
+
 async def test_whoever_takes_a_parent_over_goes_on_with_its_child(
     database_url: str, root: asyncpg.Connection
 ) -> None:
@@ -302,8 +332,11 @@ class Decides:
         self.draining = draining
         self.stopped: list[UUID] = []
 
-    async def decide(self, *_: Any, **__: Any) -> Any:
+    async def ask(self, *_: Any) -> Any:
         raise AssertionError("a clean-up asks for nothing")
+
+    async def rests(self, *_: Any) -> Any:
+        raise AssertionError("a clean-up waits for nothing")
 
     async def view(self, tenant: UUID, id: UUID) -> None:
         raise AssertionError("a clean-up looks at nothing")

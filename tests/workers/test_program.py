@@ -164,7 +164,11 @@ def test_what_a_program_leaves_running_ends_with_it(service: Service, tmp_path: 
 def test_a_program_that_leaves_a_daemon_behind_has_ended_all_the_same(
     service: Service, tmp_path: Path
 ) -> None:
-    command = f"setsid sleep 1000 & echo $! > {tmp_path}/pids; {ANSWER}"
+    written = f"{tmp_path}/pids"  # by the daemon itself, once it is in a session of its own
+    command = f"""
+        setsid sh -c 'echo $$ > {written}; exec sleep 1000' &
+        until [ -s {written} ]; do sleep 0.01; done; {ANSWER}
+    """
     question = service.ask()
     with Running(service, command, tmp_path) as running:
         assert question.findings()["state"] == "found"
