@@ -32,6 +32,8 @@ class Beside:
         self._on_news = on_news
         self._held: dict[str, Order] = {}
         self._process: Process | None = None
+        self._told = asyncio.Event()
+        """There is a process, and it knows everything that is held."""
         self._loop = asyncio.get_running_loop()
         self._said: set[str] = set()
         self._flushed: dict[str, asyncio.Event] = {}
@@ -56,23 +58,40 @@ class Beside:
             stdout=PIPE,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.transport.set_write_buffer_limits(high=0)  # what is drained is in the pipe
         self._write(start)
         for order in self._held.values():
             self._write(order)
+        self._told.set()
         async for line in self._process.stdout:
             news = msgspec.json.decode(line, type=News)
             for id in (news.flushed, news.lost):
                 if id is not None and id in self._flushed:
                     self._flushed[id].set()
             self._on_news(news)
+        self._told.clear()
         await self._process.wait()
 
-    def hold(self, task: str, token: int, group: int | None = None) -> None:
-        """Heartbeats for a task from now on; ``group`` is the process group that does it."""
-        order = Order(hold=task, token=token, group=group)
-        self._held[task] = order
+    def hold(self, task: str, token: int) -> None:
+        """Heartbeats for a task from now on."""
+        order = self._held[task] = Order(hold=task, token=token)
         self._order(order)
+
+    async def hold_group(self, task: str, token: int, group: int) -> None:
+        """``group`` is the process group that does the task: when this returns, it will not outlive the worker, even one that is
+        killed."""
+        order = self._held[task] = Order(hold=task, token=token, group=group)
+        self._write(order)
+        told = False
+        while not told:
+            await self._told.wait()
+            assert self._process is not None
+            assert self._process.stdin is not None
+            with contextlib.suppress(ConnectionError):  # it has died; the next one is told everything
+                await self._process.stdin.drain()
+                told = True
 
     def say(self, task: str, lines: Sequence[str]) -> None:
         if lines:

@@ -32,9 +32,9 @@ POLL_S = 20
 REPORT_S = 60.0
 """How much longer than its lease a report is repeated to a coordinator that does not answer."""
 
-Handler = Callable[[Task, Callable[[int], None]], Awaitable[Outcome | None]]
+Handler = Callable[[Task, Callable[[int], Awaitable[None]]], Awaitable[Outcome | None]]
 """``handler(task, started)``: what became of it, None if there is nothing to say. ``started(group)`` names the process group that
-does it."""
+does it; when it returns, the group will not outlive the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Loop:
         try:
             with doing.deadline:
                 outcome = await self._handler(
-                    task, lambda group: self._beside.hold(task.id, task.fencing_token, group)
+                    task, lambda group: self._beside.hold_group(task.id, task.fencing_token, group)
                 )
             if doing.deadline.cancelled_caught and doing.lost is None:
                 outcome = Failed("deadline-exceeded", "not done by its deadline")

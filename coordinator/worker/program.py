@@ -10,7 +10,8 @@
     other     failed, with the last line of stderr
 
 Each program is a process group of its own. At the deadline, or when nobody waits for it any more, the group gets SIGTERM, and what
-is left of it `kill_after_s` later SIGKILL. What a program leaves running when it ends is killed, too.
+is left of it `kill_after_s` later SIGKILL. What a program leaves running when it ends is killed, too. It begins when the group is
+known to the process that kills it if the worker dies, and not at all if the worker dies before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import signal
 import time
 from asyncio import StreamReader
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -44,6 +45,8 @@ MAX_RESULT = 4 * 1024 * 1024
 """Bytes of stdout; a program that writes more is stopped. (A coordinator takes less than that.)"""
 CHECK_S = 0.02
 PIPES_S = 1.0
+HELD_BACK = 'read -r _ && exec /bin/sh -c "$1"'
+"""Waits for the first line of stdin, which is not the program's."""
 SECRETS = frozenset({"COORDINATOR_KEY", "DATABASE_URL"})
 """What the program has no business with."""
 
@@ -57,14 +60,13 @@ class Program:
     kill_after_s: float = 5.0
     envelope: bool = False
 
-    async def run(self, task: Task, started: Callable[[int], None]) -> Outcome | None:
+    async def run(self, task: Task, started: Callable[[int], Awaitable[None]]) -> Outcome | None:
         """What became of it. Cancelled, it takes as long as it takes to kill the program."""
         with self._log_of(task).open("ab", buffering=0) as log_file:
             os.fchmod(log_file.fileno(), 0o600)
             begun = await _start(self.command, _environment(task))
-            started(begun.process.pid)
             try:
-                return await self._watched(begun.process, begun.exited, task, log_file)
+                return await self._watched(begun.process, begun.exited, task, log_file, started)
             finally:
                 begun.transport.close()
 
@@ -72,17 +74,23 @@ class Program:
         return self.log_dir / f"{task.id}.{task.attempt}.log"
 
     async def _watched(
-        self, process: Process, exited: asyncio.Event, task: Task, log_file: IO[bytes]
+        self,
+        process: Process,
+        exited: asyncio.Event,
+        task: Task,
+        log_file: IO[bytes],
+        started: Callable[[int], Awaitable[None]],
     ) -> Outcome | None:
         assert process.stdout is not None
         assert process.stderr is not None
         said, written = _Said(task, log_file), _Written(process.pid)
         streams = [  # not in a task group: what it says while it is being killed is heard, too
-            asyncio.ensure_future(_feed(process, task.request)),
             asyncio.ensure_future(written.read(process.stdout)),
             asyncio.ensure_future(said.read(process.stderr)),
         ]
         try:
+            await started(process.pid)
+            streams.append(asyncio.ensure_future(_feed(process, task.request)))
             await exited.wait()
         finally:
             with anyio.CancelScope(shield=True):
@@ -178,10 +186,10 @@ class _Said:
 
 
 async def _feed(process: Process, request: bytes) -> None:
-    """A program that does not read its input is none of our business."""
+    """It begins now. A program that does not read its input is none of our business."""
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError):
-        process.stdin.write(request)
+        process.stdin.write(b"\n" + request)
         await process.stdin.drain()
     process.stdin.close()
 
@@ -205,10 +213,11 @@ class _Begun(NamedTuple):
 
 
 async def _start(command: str, environment: Mapping[str, str]) -> _Begun:
-    """In a session and process group of its own."""
+    """Held back, in a session and process group of its own."""
     loop = asyncio.get_running_loop()
-    transport, protocol = await loop.subprocess_shell(
-        _Exit, command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, env=environment
+    argv = ("/bin/sh", "-c", HELD_BACK, "/bin/sh", command)
+    transport, protocol = await loop.subprocess_exec(
+        _Exit, *argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, env=environment
     )
     return _Begun(Process(transport, protocol, loop), transport, protocol.exited)
 

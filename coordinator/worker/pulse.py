@@ -73,7 +73,6 @@ class Held:
     def __init__(self, token: int, due: float) -> None:
         self.token = token
         self.due = due
-        self.group: int | None = None
         self.flush = False
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
 
@@ -126,6 +125,8 @@ class Pulse:
         self._again_s = min(0.5, start.lease_ms / 10_000)
         self._coordinator = Coordinator(start)
         self._held: dict[str, Held] = {}
+        self._groups: dict[str, int] = {}
+        """Until the worker drops the task: of a lost one, too, which the worker may not have stopped yet."""
         self._text = b""
 
     def run(self) -> None:
@@ -155,8 +156,9 @@ class Pulse:
 
     def _obey(self, order: Order) -> None:
         if order.hold is not None:
-            held = self._held.setdefault(order.hold, Held(order.token, time.monotonic() + self._every_s))
-            held.group = order.group or held.group
+            self._held.setdefault(order.hold, Held(order.token, time.monotonic() + self._every_s))
+            if order.group is not None:
+                self._groups[order.hold] = order.group
         elif order.say is not None and order.say in self._held:
             self._held[order.say].lines += order.lines
             self._held[order.say].due = time.monotonic()
@@ -165,6 +167,7 @@ class Pulse:
             self._flush(order.flush)
         elif order.drop is not None:
             self._held.pop(order.drop, None)
+            self._groups.pop(order.drop, None)
 
     def _beat(self, id: str, held: Held) -> None:
         lines = list(held.lines)[:LINES_AT_ONCE]
@@ -196,7 +199,7 @@ class Pulse:
 
     def _kill_groups(self) -> None:
         """Of programs that the worker has left behind."""
-        groups = [held.group for held in self._held.values() if held.group is not None]
+        groups = list(self._groups.values())
         for number in (signal.SIGTERM, signal.SIGKILL) if groups else ():
             for group in groups:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

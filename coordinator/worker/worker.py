@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
@@ -79,7 +79,7 @@ class Worker:
         if self._loop is not None:
             self._loop.stop()
 
-    async def _handle(self, task: Task, started: Callable[[int], None]) -> Outcome | None:
+    async def _handle(self, task: Task, started: Callable[[int], Awaitable[None]]) -> Outcome | None:
         function = self._handlers[task.capability]
         try:
             if inspect.iscoroutinefunction(function):
