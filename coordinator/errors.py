@@ -29,6 +29,7 @@
     │   ├── QueueFull                 429 queue-full                   retry_after_ms
     │   ├── StreamsFull               503 streams-full                 retry_after_ms; as many follow as may
     │   ├── Draining                  503 draining                     retry_after_ms
+    │   ├── ReviewUnconfirmed         503 review-unconfirmed           etag, unconfirmed, retry_after_ms; nobody knows whether it moved
     │   └── Overloaded                503 overloaded                   retry_after_ms; the database cannot be reached in time
     └── StoreError
         ├── CommitUnknown             an error during COMMIT: the transaction may or may not have happened
@@ -177,6 +178,11 @@ class PreconditionFailed(RequestRefused):
 
 class StaleReview(RequestRefused):
     code = "stale-review"
+
+
+class ReviewUnconfirmed(RequestRefused):
+    code = "review-unconfirmed"
+    retry = "same-key"
 
 
 class PreconditionRequired(RequestRefused):

@@ -56,6 +56,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "queue-full": (429, "The queue is full"),
     "internal-error": (500, "An internal error"),
     "streams-full": (503, "As many streams are open as may be"),
+    "review-unconfirmed": (503, "The review could not be confirmed"),
     "draining": (503, "The service is stopping"),
     "overloaded": (503, "The service is overloaded"),
     "commit-unknown": (503, "It is not known whether this was stored"),

@@ -33,6 +33,7 @@ from coordinator.errors import (
     Overloaded,
     OwnRequest,
     PreconditionRequired,
+    ReviewUnconfirmed,
     StaleReview,
     StateConflict,
 )
@@ -153,6 +154,7 @@ def _place_after(query: paging.Query) -> Place | None:
         StateConflict,
         DecisionInFlight,
         StaleReview,
+        ReviewUnconfirmed,
         PreconditionRequired,
         Draining,
         Overloaded,
@@ -161,7 +163,8 @@ def _place_after(query: paging.Query) -> Place | None:
 async def review(call: Call) -> Answer:
     """An approval reads the decisive evidence again, and whatever is too old by now; if all of it is still what was shown, what was
     proposed is committed. If not, nothing is: the policy has concluded anew, and there is another packet, under another ETag, to
-    look at (`stale-review`). A rejection ends the decision as `declined`. The key that asked for the decision can do neither."""
+    look at (`stale-review`). If something could not be read just now, nobody knows (`review-unconfirmed`): the review is as it was, and
+    the same request may be repeated. A rejection ends the decision as `declined`. The key that asked for the decision can do neither."""
     etag = entity_tag(call.scope)
     id, given = call.id(), typed(await call.body(), VerdictGiven)
     await call.service.reviews.review(call.caller, id, given.verdict, etag, given.note)

@@ -25,6 +25,7 @@ NEXT = {
     "budget-exhausted": "Raise it with `coordinator budgets set`, or repeat the command once it has reset.",
     "own-request": "Somebody else has to review it, with a key of their own.",
     "stale-review": "Look at it as it is now: `coordinator reviews show ID`.",
+    "review-unconfirmed": "Give the same verdict again in a moment.",
     "idempotency-key-reused": "Use another --key-id: this one stands for another request.",
     "decision-in-flight": "It is still running: repeat the command with the same --key-id.",
     "queue-full": "Repeat the command with the same --key-id in a moment.",

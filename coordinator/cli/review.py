@@ -27,7 +27,8 @@ def review(decision: Json, plain: Any) -> Text:
     if waits:
         lines.append(_line("expires", packet["expires_at"]))
         lines += _ages(decision)
-    lines += [_moved(check) for check in packet["moved"]]
+    lines += [_check("moved", check) for check in packet["moved"]]
+    lines += [_check("unread", check) for check in packet["unconfirmed"]]
     if packet["proposal"]:
         lines += _proposal(packet["proposal"], "would commit" if waits else "proposed", plain)
     elif waits:
@@ -66,11 +67,10 @@ def _duration(ms: int) -> str:
     return f"{ms} ms"
 
 
-def _moved(check: Json) -> Text:
+def _check(label: str, check: Json) -> Text:
     field = f".{check['field']}" if check["field"] else ""
-    return _line(
-        "moved", f"✗ {check['evidence']}{field} {short(check['then'], 40)} → {short(check['now'], 40)}", "red"
-    )
+    said = f"✗ {check['evidence']}{field} {short(check['then'], 40)} → {short(check['now'], 40)}"
+    return _line(label, said, "red")
 
 
 def _proposal(proposal: Json, label: str, plain: Any) -> Iterator[Text]:

@@ -3,6 +3,7 @@
     nobody holds it, the etag is the present one     Go       a rejection ends it; an approval claims it, which raises the etag
     the very same verdict is being carried out       Wait     its result is this call's result, too
     the very same verdict was carried out            Done     a caller who lost the answer gets it again
+    the very same approval could not be confirmed    Go       nobody knows that anything moved: it is tried again
     it has ended, moved on, or is another's          Stale    look at it as it is now
     it never was in review                           NotOpen
     an approval, and nothing is proposed             NothingProposed
@@ -32,7 +33,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How a decision stands. ``latest`` is the verdict that was begun last; ``held``: it is being carried out; ``abandoned``: it was,
-    by a process that fell silent; ``over``: the time for the review has run out."""
+    by a process that fell silent; ``unconfirmed``: it was, and something could not be read; ``over``: the time for the review has run
+    out."""
 
     status: str
     etag: str
@@ -40,6 +42,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     has_proposal: bool
     held: bool
     abandoned: bool
+    unconfirmed: bool
     over: bool
     latest: Asked | None
 
@@ -85,7 +88,7 @@ def judge(now: Standing, asked: Asked) -> Judgement:
         return Wait() if again else Stale("is being reviewed by somebody else just now")
     if now.over:
         return Stale("was not reviewed in time and expires")
-    if again and now.abandoned:
+    if again and (now.abandoned or now.unconfirmed):
         return Go()
     if now.etag != asked.etag:
         return Stale(

@@ -100,8 +100,9 @@ class VerdictView(msgspec.Struct, kw_only=True):
 
 class ReviewView(msgspec.Struct, kw_only=True):
     """What a reviewer needs beside the decision itself. ``etag`` goes into If-Match; null once the review is over. The ages are as
-    of ``as_of``, by the database's clock. ``moved`` is what did not hold, or could not be confirmed, at the latest approval.
-    ``concluded`` is what the policy itself said of the packet that is shown; null if it had no say."""
+    of ``as_of``, by the database's clock. ``moved`` is what did not hold at the latest approval; ``unconfirmed`` is what that could
+    not confirm: then nobody knows, and the review is as it was. ``concluded`` is what the policy itself said of the packet that is
+    shown; null if it had no say."""
 
     reason: str
     code: str | None
@@ -113,6 +114,7 @@ class ReviewView(msgspec.Struct, kw_only=True):
     evidence_age_ms: dict[str, int]
     proposal: ProposalView | None
     moved: list[Check]
+    unconfirmed: list[Check] = []
     concluded: OutcomeView | None
     verdict: VerdictView | None = None
 

@@ -319,7 +319,9 @@ def _for_a_person(decided: Decided, checks: list[Check]) -> Decided:
 
 
 async def _stays(engine: Engine, run: Run, was: Shown, checks: list[Check]) -> Committed | Superseded:
-    """Nobody knows whether what was shown still holds: it is as it was, to be approved again."""
+    """Nobody knows whether what was shown still holds: it is as it was, and the same verdict may be given again."""
+    assert run.review is not None
+    run.review.unconfirmed = True
     run.record = Locked(was.base, None)
     kept = was.kept
     rest = Rest(

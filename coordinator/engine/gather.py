@@ -21,7 +21,6 @@ from coordinator.engine.read import read
 from coordinator.engine.run import Engine, Reading, Run
 
 Readings = dict[str, Reading]
-TIE_S = 0.05
 
 
 async def gather(engine: Engine, run: Run, wanted: Iterable[str]) -> None:
@@ -47,10 +46,11 @@ async def gather(engine: Engine, run: Run, wanted: Iterable[str]) -> None:
             not_before=since if name in again or run.locks else 0.0,  # what a lock protects is read under it
             reuse=name not in again,
         )
-        if name in again and time.monotonic() >= run.ends_at:
-            await anyio.sleep(
-                TIE_S
-            )  # both limits end now: let the decision's own win, and what was known before stay
+        if (
+            name in again and time.monotonic() >= run.ends_at
+        ):  # its limit was the decision's: what was known before stays
+            there[name].set()
+            return
         run.readings[name] = reading
         run.events.add("evidence", reading.item)
         there[name].set()

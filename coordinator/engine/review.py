@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Literal
 from uuid import UUID
 
 import anyio
@@ -50,6 +51,7 @@ from coordinator.errors import (
     Overloaded,
     OwnRequest,
     RequestRefused,
+    ReviewUnconfirmed,
     StaleReview,
     StateConflict,
 )
@@ -84,6 +86,10 @@ class Stepped:
     claimed: Claimed | None = None
 
 
+Progress = Literal["asked", "waited", "begun"]
+"""Of one verdict: nothing was done yet; somebody carried it out meanwhile; this call itself has begun to."""
+
+
 class Reviews:
     """The reviews of one service, for the api."""
 
@@ -94,20 +100,17 @@ class Reviews:
 
     async def review(self, caller: Key, id: UUID, verdict: Verdict, etag: str, note: str) -> None:
         """Carry out a verdict: afterwards the decision rests by it. Raises `NotFound`, `OwnRequest`, `StateConflict`, `StaleReview`,
-        and `DecisionInFlight` if that takes longer than a caller waits."""
+        `ReviewUnconfirmed`, and `DecisionInFlight` if that takes longer than a caller waits."""
         asked = Asked(by=str(caller.id), verdict=verdict, etag=etag)
         until = time.monotonic() + self._engine.settings.default_wait_s
-        begun = False
+        so_far: Progress = "asked"
         while True:
-            stepped = await self._step(caller, id, asked, clean_text(note))
+            stepped = await self._step(caller, id, asked, clean_text(note), so_far)
             if stepped.over:
                 return
+            so_far = "waited"
             if stepped.claimed is not None:
-                if begun:
-                    raise Overloaded(
-                        "the approval was not carried out; repeat the same request", retry_after_ms=1000
-                    )
-                begun = True
+                so_far = "begun"
                 self._carry(stepped.claimed)
             await self._look_again(id, until)
 
@@ -137,9 +140,9 @@ class Reviews:
         page = [(row, decode_view(row.view)) for _, row in found[:limit] if row.view is not None]
         return page, found[limit - 1][0] if len(found) > limit else None
 
-    async def _step(self, caller: Key, id: UUID, asked: Asked, note: str) -> Stepped:
+    async def _step(self, caller: Key, id: UUID, asked: Asked, note: str, so_far: Progress) -> Stepped:
         async def look(connection: Connection) -> Stepped:
-            stepped = await self._judged(connection, caller, id, asked, note)
+            stepped = await self._judged(connection, caller, id, asked, note, so_far)
             if stepped.rejected or stepped.claimed:
                 await failpoint("review.before")
             return stepped
@@ -156,7 +159,13 @@ class Reviews:
         return stepped
 
     async def _judged(
-        self, connection: Connection, caller: Key, id: UUID, asked: Asked, note: str
+        self,
+        connection: Connection,
+        caller: Key,
+        id: UUID,
+        asked: Asked,
+        note: str,
+        so_far: Progress,
     ) -> Stepped:
         began = time.monotonic()
         row = await reviews.lock(connection, caller.tenant, id)
@@ -166,7 +175,8 @@ class Reviews:
             raise OwnRequest("the key that asked for a decision may not review it: somebody else has to look")
         view = None if row.view is None else decode_view(row.view)
         review = view.review if view and view.review is not msgspec.UNSET else None
-        judged = judge(self._standing(row, review), asked)
+        standing = self._standing(row, review)
+        judged = judge(standing, asked)
         match judged:
             case Done():
                 return Stepped(over=True)
@@ -185,6 +195,12 @@ class Reviews:
                 outcome = OutcomeView(kind="decline", reason=reason, code="rejected")
                 ended = await end(connection, caller.tenant, row, "declined", outcome, asked=asked, note=note)
                 return Stepped(over=True, rejected=ended)
+            case Go() if so_far != "asked" and standing.unconfirmed and standing.latest == asked:
+                raise _unconfirmed(row, review)
+            case Go() if so_far == "begun":
+                raise Overloaded(
+                    "the approval was not carried out; repeat the same request", retry_after_ms=1000
+                )
             case Go():
                 assert view is not None
                 return Stepped(claimed=await self._claim(connection, caller, row, view, asked, note, began))
@@ -198,6 +214,7 @@ class Reviews:
             has_proposal=review is not None and review.proposal is not None,
             held=held,
             abandoned=row.lease_owner is not None and not held,
+            unconfirmed=review is not None and bool(review.unconfirmed),
             over=row.review_expires_at is not None and row.review_expires_at <= row.now,
             latest=None if row.reviewed is None else msgspec.json.decode(row.reviewed, type=Asked),
         )
@@ -314,11 +331,22 @@ class Reviews:
 def _stale(row: ReviewRow, review: ReviewView | None, why: str) -> StaleReview:
     moved = sorted({check.evidence for check in review.moved}) if review else []
     etag = str(row.fencing_token) if row.status == "in_review" else None
-    told = f"; not confirmed: {', '.join(moved)}" if moved and etag else ""
+    told = f"; moved: {', '.join(moved)}" if moved and etag else ""
     return StaleReview(
         f"the decision {why}{told}; nothing was changed by this verdict",
         etag=etag,
         decision_status=row.status,
         moved=moved or None,
         decision=str(row.id),
+    )
+
+
+def _unconfirmed(row: ReviewRow, review: ReviewView | None) -> ReviewUnconfirmed:
+    names = sorted({check.evidence for check in review.unconfirmed}) if review else []
+    return ReviewUnconfirmed(
+        f"not confirmed just now: {', '.join(names)}; nothing was changed, and the review is as it was: repeat the same request",
+        etag=str(row.fencing_token),
+        unconfirmed=names,
+        decision=str(row.id),
+        retry_after_ms=1000,
     )

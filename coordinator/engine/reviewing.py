@@ -31,7 +31,7 @@ from coordinator.core.view import (
     timestamp,
 )
 from coordinator.engine.decide import Decided
-from coordinator.engine.run import Reading, Run
+from coordinator.engine.run import Reading, Run, UnderReview
 from coordinator.store import reviews
 from coordinator.store.commit import KeptReview, NewOperation
 from coordinator.store.database import Connection
@@ -87,7 +87,7 @@ def review_view(
 ) -> ReviewView | msgspec.UnsetType:
     """The review of a decision that comes to rest at ``now``, if it is or was in one."""
     under, waits = run.review, decided.status == "in_review"
-    verdict = None
+    verdict, failing = None, [check for check in checks if not check.held]
     if under is None and not waits:
         return msgspec.UNSET
     if under is not None and decided.status in APPROVED:
@@ -103,7 +103,8 @@ def review_view(
         as_of=timestamp(now),
         evidence_age_ms=_ages(packet, readings),
         proposal=None if proposal is None else _proposal_view(proposal),
-        moved=[check for check in checks if not check.held],
+        moved=[] if under and under.unconfirmed else failing,
+        unconfirmed=failing if under and under.unconfirmed else [],
         concluded=decided.said,
         verdict=verdict,
     )
@@ -179,7 +180,11 @@ def count(run: Run, status: str) -> None:
         telemetry.DECISIONS.labels(run.type.name, status).inc()
         return
     waited = (datetime.now(UTC) - run.review.since).total_seconds()
-    count_end(Ended(run.type.name, status, "approved" if status in APPROVED else "moved", waited))
+    count_end(
+        Ended(
+            run.type.name, status, "approved" if status in APPROVED else _not_carried_out(run.review), waited
+        )
+    )
 
 
 def present(view: ReviewView, token: int, now: datetime) -> ReviewView:
@@ -191,8 +196,14 @@ def present(view: ReviewView, token: int, now: datetime) -> ReviewView:
 
 def rest_kind(run: Run, status: str) -> str:
     """The kind of the receipt of a rest: an approval that was not carried out leaves the decision in the state it had."""
-    stays = run.review is not None and status == "in_review"
-    return "decision.review-moved" if stays else f"decision.{status}"
+    if run.review is not None and status == "in_review":
+        return f"decision.review-{_not_carried_out(run.review)}"
+    return f"decision.{status}"
+
+
+def _not_carried_out(under: UnderReview) -> str:
+    """Why an approval was not."""
+    return "unconfirmed" if under.unconfirmed else "moved"
 
 
 def approvals(run: Run, status: str) -> list[Receipt]:

@@ -57,9 +57,10 @@ class Reading:
         return int((time.monotonic() - self.began) * 1000)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UnderReview:
-    """Who approved what was shown under ``etag``, of a decision that is in review for ``reason``, ``since`` then."""
+    """Who approved what was shown under ``etag``, of a decision that is in review for ``reason``, ``since`` then. ``unconfirmed``:
+    something could not be read, so nobody knows whether it still holds."""
 
     reviewer: UUID
     note: str
@@ -67,6 +68,7 @@ class UnderReview:
     reason: str
     since: datetime
     expires_at: datetime
+    unconfirmed: bool = False
 
 
 @dataclass(slots=True)

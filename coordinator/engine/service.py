@@ -7,7 +7,6 @@ or waits with whoever came first, wherever that runs.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,9 +21,9 @@ from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import RESTING, Coordinator
 from coordinator.core.request import DecisionRequest
 from coordinator.core.view import DecisionView, decode_view
-from coordinator.engine.admit import Queued, admit, check_request, resume
+from coordinator.engine.admit import Queued, admit, check_request
 from coordinator.engine.budgets import Budgets
-from coordinator.engine.commit import commit, rest_without_commit
+from coordinator.engine.cancel import Cancelling
 from coordinator.engine.follow import Streams
 from coordinator.engine.holdings import Holdings
 from coordinator.engine.operations import Operations
@@ -49,9 +48,7 @@ from coordinator.store.commit import Committed
 from coordinator.store.database import Connection, Database, open_database
 from coordinator.store.keys import Key
 from coordinator.store.reading import DecisionRow
-from coordinator.store.records import Locked, history, lock_records, put_if_version
-
-log = logging.getLogger(__name__)
+from coordinator.store.records import history, lock_records, put_if_version
 
 
 class Rested(msgspec.Struct, frozen=True):
@@ -85,6 +82,7 @@ class Service:
         self.database = database
         self.settings = database.settings
         self._holdings = holdings
+        self._cancelling = Cancelling(coordinator, holdings)
         self.operations = Operations(holdings.engine)
         self.workers = holdings.remote.workers
         self.streams = Streams(coordinator, database, holdings)
@@ -309,7 +307,7 @@ class Service:
         if row.status == "in_review":
             await self.reviews.withdraw(caller.tenant, id)
             row = await self._row(caller.tenant, id)
-        row = await self._stopped(caller.tenant, row)
+        row = await self._cancelling.stopped(caller.tenant, row)
         stopped = row.status == "cancelled"
         if row.status == "committed":
             await self.operations.cancel(caller.tenant, id)
@@ -318,52 +316,15 @@ class Service:
         happened = [{"id": str(op.id), "effect": op.effect, "state": op.state} for op in operations]
         return canonical({"id": str(id), "status": row.status, "stopped": stopped, "operations": happened})
 
-    async def _stopped(self, tenant: UUID, row: DecisionRow) -> DecisionRow:
-        while row.status not in RESTING:
-            if row.id in self._holdings.runs:
-                run = self._holdings.runs[row.id]
-                run.cancelled = True
-                run.cancel()
-                await asyncio.wait([self._holdings.answers[row.id]])
-            else:
-                await self._cancel_elsewhere(tenant, row)
-            row = await self._row(tenant, row.id)
-        return row
-
     async def stop_unfinished(self, tenant: UUID, id: UUID) -> None:
         """Cancel a decision unless it rests already: then everything stays as it is."""
-        await self._stopped(tenant, await self._row(tenant, id))
+        await self._cancelling.stopped(tenant, await self._row(tenant, id))
 
     async def view(self, tenant: UUID, id: UUID) -> DecisionView | None:
         """A decision that rests, as it is now; None if it does not rest yet."""
         row = await self._row(tenant, id)
         stored = row.view or (row.answer if (row.answer_status or 0) < 400 else None)
         return decode_view(stored) if stored is not None and row.status in RESTING else None
-
-    async def _cancel_elsewhere(self, tenant: UUID, row: DecisionRow) -> bool:
-        """Bring it to rest under the token its holder has: whoever commits first wins, the other one changes nothing."""
-        claimed = queue.Claimed(
-            id=row.id,
-            token=row.fencing_token,
-            type=row.type,
-            class_=row.class_,
-            request=row.request,
-            traceparent=row.traceparent,
-            requested_by=row.id,
-            created_at=row.created_at,
-            remaining_ms=0,
-            waited_ms=0,
-            estimated_ms=None,
-            requeues=0,
-            record=Locked(0, None),
-        )
-        run = resume(self.coordinator, tenant, claimed)
-        run.accounted = False
-        rest = rest_without_commit(
-            "cancelled", "cancelled", "cancelled on request; nothing was changed, nothing was sent"
-        )
-        log.info("cancelling decision %s of type %s, which is not held here", row.id, row.type)
-        return isinstance(await commit(self._holdings.engine, run, rest), Committed)
 
     async def put_record(self, caller: Key, kind: str, id: str, expected: int, data: JsonValue) -> int:
         """Replace a record that is at version ``expected`` (0: does not exist yet); the new version. Raises

@@ -29,6 +29,7 @@ OPEN = Standing(
     has_proposal=True,
     held=False,
     abandoned=False,
+    unconfirmed=False,
     over=False,
     latest=None,
 )
@@ -54,6 +55,12 @@ OPEN = Standing(
         ({"abandoned": True, "etag": "2", "latest": APPROVAL}, APPROVAL, Go),
         ({"abandoned": True, "etag": "2", "latest": APPROVAL}, REJECTION, Stale),
         ({"abandoned": True, "etag": "1", "latest": APPROVAL}, REJECTION, Go),
+        # it could not be confirmed
+        ({"unconfirmed": True, "etag": "2", "latest": APPROVAL}, APPROVAL, Go),
+        ({"unconfirmed": True, "etag": "2", "latest": APPROVAL}, REJECTION, Stale),
+        ({"unconfirmed": True, "etag": "2", "latest": REJECTION}, APPROVAL, Stale),
+        ({"unconfirmed": True, "etag": "2", "held": True, "latest": APPROVAL}, APPROVAL, Wait),
+        ({"unconfirmed": True, "etag": "2", "over": True, "latest": APPROVAL}, APPROVAL, Stale),
         # it was carried out, and what was shown had moved
         ({"etag": "2", "latest": APPROVAL}, APPROVAL, Stale),
         # it is over
@@ -80,8 +87,9 @@ def test_another_key_verdict_or_etag_is_not_the_same_verdict_again(field: str) -
 def test_nothing_but_an_open_review_is_ever_begun() -> None:
     """Over every way a decision can stand: a verdict goes on only if it is in review, in time, and nobody carries one out."""
     flags = [False, True]
-    for status, was, proposal, held, abandoned, over, latest, asked in itertools.product(
+    for status, was, proposal, held, abandoned, unconfirmed, over, latest, asked in itertools.product(
         ["in_review", "committed", "declined", "expired", "running"],
+        flags,
         flags,
         flags,
         flags,
@@ -97,6 +105,7 @@ def test_nothing_but_an_open_review_is_ever_begun() -> None:
             has_proposal=proposal,
             held=held,
             abandoned=abandoned,
+            unconfirmed=unconfirmed,
             over=over,
             latest=latest,
         )

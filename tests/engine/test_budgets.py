@@ -20,7 +20,7 @@ from coordinator.core.evidence import Failed, Found, ReadRequest
 from coordinator.core.money import Money, money
 from coordinator.core.outcome import Outcome
 from coordinator.engine.service import Pending
-from coordinator.errors import BudgetExhausted, StaleReview
+from coordinator.errors import BudgetExhausted, ReviewUnconfirmed
 from coordinator.store.budgets import NewBudget
 from coordinator.store.keys import Key
 from tests.engine.harness import (
@@ -454,10 +454,10 @@ async def test_an_approval_reserves_again_and_stays_in_review_while_there_is_no_
             await service.service.reviews.review(reviewer, UUID(decision["id"]), "approve", etag, "")
             return await service.shown(decision["id"])
 
-        with pytest.raises(StaleReview, match="budget"):
+        with pytest.raises(ReviewUnconfirmed, match="budget"):
             await approve()
         shown = await service.shown(decision["id"])
-        (check,) = shown["review"]["moved"]
+        (check,) = shown["review"]["unconfirmed"]
         assert (shown["status"], check["evidence"], check["field"]) == ("in_review", "budget", "all")
         await set_ceiling(service, 200)
         shown = await approve()

@@ -35,7 +35,15 @@ from coordinator.core.review import Verdict
 from coordinator.core.view import DecisionView
 from coordinator.engine.replay import Stored, replay
 from coordinator.engine.service import Rested
-from coordinator.errors import Draining, NotFound, Overloaded, OwnRequest, StaleReview, StateConflict
+from coordinator.errors import (
+    Draining,
+    NotFound,
+    Overloaded,
+    OwnRequest,
+    ReviewUnconfirmed,
+    StaleReview,
+    StateConflict,
+)
 from coordinator.failpoints import arm
 from coordinator.store.keys import Key
 from tests.engine.harness import PROPOSAL, Ask, Fact, Gate, Number, Running, Sent, running, service_of, values
@@ -79,6 +87,17 @@ async def refused(service: Running, decision: Any, given: Verdict = "approve", *
     with pytest.raises(StaleReview) as stale:
         await verdict(service, decision, given, **more)
     return stale.value
+
+
+async def unconfirmed(service: Running, decision: Any, **more: Any) -> list[str]:
+    """What nobody knows of, and that nothing else is told."""
+    with pytest.raises(ReviewUnconfirmed) as refusal:
+        await verdict(service, decision, **more)
+    review = (await service.shown(decision["id"]))["review"]
+    assert (review["moved"], review["etag"]) == ([], refusal.value.extra["etag"])
+    names = [check["evidence"] for check in review["unconfirmed"]]
+    assert names == refusal.value.extra["unconfirmed"]
+    return names
 
 
 async def sent_once(service: Running, decision: Any, sink: Sent) -> None:
@@ -538,18 +557,37 @@ async def let_pass(root: asyncpg.Connection, decision: Any, *, hours: int) -> No
         )
 
 
-async def test_a_source_that_cannot_tell_leaves_the_review_as_it_is(database_url: str) -> None:
+async def test_a_source_that_cannot_tell_leaves_the_review_as_it_is_for_the_same_verdict_again(
+    database_url: str, root: asyncpg.Connection
+) -> None:
     async def down(request: Any, n: int) -> Any:
-        return Failed("away", "the source is away") if n == 2 else await values(7)(request, n)
+        return Failed("away", "the source is away") if n in (2, 3) else await values(7)(request, n)
 
     flaky = Evidence("limit", Fact("limits", down), deadline_ms=1_000, freshness=Decisive("value"))
     coordinator = service_of(flaky, policy=ask_a_person, effects=[Sent()], record=PROPOSAL)
     async with running(coordinator, database_url) as service:
         decision = await service.decided(record=RECORD)
-        assert (await refused(service, decision)).extra["moved"] == ["limit"]
+        one, other = reviewer(service), reviewer(service)
+        assert await unconfirmed(service, decision, by=one) == ["limit"]
         same = await service.shown(decision["id"])
         assert same["packet_digest"] == decision["packet_digest"]
         assert same["review"]["proposal"] == decision["review"]["proposal"]
+        assert (await refused(service, decision, by=other)).extra["etag"] == "2"
+        assert await unconfirmed(service, decision, by=one) == ["limit"]
+        done = await verdict(service, decision, by=one)
+        assert (done["status"], done["review"]["unconfirmed"]) == ("committed", [])
+    assert (await kinds_of(root, service.tenant)).count("decision.review-unconfirmed") == 2
+
+
+async def test_a_review_that_could_not_be_confirmed_is_open_for_everybody(database_url: str) -> None:
+    async def down(request: Any, n: int) -> Any:
+        return Failed("away", "the source is away") if n % 2 == 0 else await values(7)(request, n)
+
+    flaky = Evidence("limit", Fact("limits", down), deadline_ms=1_000, freshness=Decisive("value"))
+    coordinator = service_of(flaky, policy=ask_a_person, effects=[Sent()], record=PROPOSAL)
+    async with running(coordinator, database_url) as service:
+        decision = await service.decided(record=RECORD)
+        assert await unconfirmed(service, decision) == ["limit"]
         assert (await verdict(service, decision, etag="2"))["status"] == "committed"
 
 
@@ -568,7 +606,7 @@ async def test_optional_evidence_that_cannot_be_read_again_is_not_taken_for_miss
 
     async with running(service_of(flaky, policy=either_way), database_url) as service:
         decision = await service.decided()
-        assert (await refused(service, decision)).extra["moved"] == ["limit"]
+        assert await unconfirmed(service, decision) == ["limit"]
         assert (await service.shown(decision["id"]))["review"]["proposal"]["terms"] == {"limit": 7}
         assert (await verdict(service, decision, etag="2"))["outcome"]["terms"] == {"limit": 7}
 
@@ -748,7 +786,7 @@ async def test_a_fault_of_ours_leaves_the_review_open(database_url: str) -> None
     async with running(coordinator, database_url) as service:
         decision = await service.decided(record=RECORD)
         arm("fence.after=raise")
-        assert (await refused(service, decision)).extra["moved"] == ["internal-error"]
+        assert await unconfirmed(service, decision) == ["internal-error"]
         assert (await verdict(service, decision, etag="2"))["status"] == "committed"
 
 
@@ -764,8 +802,7 @@ async def test_an_approval_that_takes_too_long_leaves_the_review_open(database_u
     coordinator = service_of(stuck, policy=ask_a_person, effects=[Sent()], record=PROPOSAL, time_limit_ms=400)
     async with running(coordinator, database_url) as service:
         decision = await service.decided(record=RECORD)
-        moved = (await refused(service, decision)).extra["moved"]
-        assert moved in (["time-limit"], ["limit"])
+        assert await unconfirmed(service, decision) in (["time-limit"], ["limit"])
         assert (await verdict(service, decision, etag="2"))["status"] == "committed"
 
 
