@@ -25,7 +25,7 @@ from coordinator.core.task import (
     encode_answer,
 )
 from coordinator.core.view import timestamp
-from coordinator.errors import MalformedRequest, NotFound, Overloaded, Supplanted
+from coordinator.errors import BodyTooLarge, MalformedRequest, NotFound, Overloaded, Supplanted
 from coordinator.store.claims import Kept, Report, Superseded, Unknown
 
 Token = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
@@ -112,11 +112,12 @@ async def heartbeat(call: Call) -> Answer:
     parameters=[ID],
     body=Sent(CompleteBody, examples.COMPLETE),
     answers={200: Shown("The task has ended with this result; so it did if this was said before.", EndShown)},
-    problems=[MalformedRequest, NotFound, Supplanted, Overloaded],
+    problems=[MalformedRequest, BodyTooLarge, NotFound, Supplanted, Overloaded],
 )
 async def complete(call: Call) -> Answer:
-    """What the worker found becomes the evidence. An answer that comes too late changes nothing and is ``superseded``; it is kept
-    as a receipt, with its cost."""
+    """What the worker found becomes the evidence. A result that the source does not return, or a cost that the decision cannot
+    count, is refused with where it is wrong; the task goes on, and may be completed correctly. An answer that comes too late changes
+    nothing and is ``superseded``; it is kept as a receipt, with its cost."""
     body = typed(await call.body(), CompleteBody)
     answer = Completed(
         result=body.result,

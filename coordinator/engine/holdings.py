@@ -82,7 +82,7 @@ class Holdings:
         self._claims = 0
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
-        self.remote = Remote(database, tasks, progress=self._progress)
+        self.remote = Remote(database, tasks, coordinator.types, progress=self._progress)
         owner = uuid7()
         by = lease.Claim(owner, settings.lease_ms, list(coordinator.types))
         self.engine = Engine(

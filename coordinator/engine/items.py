@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from coordinator import telemetry
-from coordinator.core.canonical import InvalidJson, JsonValue, check
 from coordinator.core.evidence import (
     Absent,
     Answer,
@@ -22,6 +21,7 @@ from coordinator.core.evidence import (
     Unchanged,
     clean_text,
 )
+from coordinator.core.fit import Misfit, fitted
 from coordinator.core.money import Money
 from coordinator.core.view import timestamp
 from coordinator.engine.call import CUT_OFF
@@ -83,17 +83,8 @@ def _in_currency(run: Run, cost: Money | None) -> bool:
 def _found(engine: Engine, declared: Evidence[Any, Any], found: Found[Any], made: Made) -> Reading:
     began, called, attempts, how = made
     try:
-        value: JsonValue = msgspec.to_builtins(found.value, str_keys=True)
-        check(value)
-        msgspec.convert(value, declared.source.returns)
-    except (
-        InvalidJson,
-        msgspec.ValidationError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+        value = fitted(found.value, declared.source.returns)
+    except Misfit as error:
         return no_answer(
             declared, "failed", began, attempts, ItemError("malformed-value", clean_text(str(error)))
         )

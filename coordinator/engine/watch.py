@@ -18,13 +18,16 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import anyio
 from anyio.abc import TaskGroup
 
+from coordinator.core.decision import DecisionType
+from coordinator.engine.reports import Reports
 from coordinator.engine.tasks import Tasks
 from coordinator.engine.workers import Progress, Workers
 from coordinator.errors import CommitUnknown, Overloaded
@@ -39,14 +42,23 @@ log = logging.getLogger(__name__)
 class Remote:
     """Everything of a process that has to do with remote workers; `watch` runs as long as the service does."""
 
-    def __init__(self, database: Database, group: TaskGroup, progress: Progress) -> None:
+    def __init__(
+        self,
+        database: Database,
+        group: TaskGroup,
+        types: Mapping[str, DecisionType[Any, Any]],
+        progress: Progress,
+    ) -> None:
         self._database = database
         self._settings = database.settings
         self._needed = asyncio.Event()
         self._open = False
         self._touched = self._bill_at = time.monotonic()
         self.tasks = Tasks(database, group, self._offer, self._needed.set)
-        self.workers = Workers(database, group, self._needed.set, self.tasks.deliver, progress)
+        reports = Reports(types, database.settings.max_evidence_bytes)
+        self.workers = Workers(
+            database, group, self._needed.set, self.tasks.deliver, progress, reports.refusal
+        )
 
     def _offer(self, tenant: UUID, capability: str, pinned: str | None) -> None:
         self.workers.polls.offer(tenant, capability, pinned)

@@ -21,9 +21,19 @@ from anyio.abc import TaskGroup
 from uuid_utils.compat import uuid7
 
 from coordinator.core.task import able
-from coordinator.errors import Draining, NotFound, Supplanted
+from coordinator.errors import Draining, NotFound, RequestRefused, Supplanted
 from coordinator.store import claims, workers
-from coordinator.store.claims import Accepted, Beat, Claimed, Kept, NotYours, Report, Superseded, Unknown
+from coordinator.store.claims import (
+    Accepted,
+    Beat,
+    Claimed,
+    Judge,
+    Kept,
+    NotYours,
+    Report,
+    Superseded,
+    Unknown,
+)
 from coordinator.store.database import Connection, Database
 from coordinator.store.group_commit import GroupCommit
 from coordinator.store.handback import HandedBack
@@ -106,7 +116,7 @@ Progress = Callable[[UUID, UUID, str, Sequence[str]], None]
 
 class Workers:
     """``deliver`` takes the ends of tasks that are reported here to whoever waits for them here, ``progress`` what their workers
-    say meanwhile to whoever follows."""
+    say meanwhile to whoever follows. ``judge`` refuses reports that cannot be evidence."""
 
     def __init__(
         self,
@@ -115,6 +125,7 @@ class Workers:
         wake: Callable[[], None],
         deliver: Callable[[Sequence[Ended]], None],
         progress: Progress,
+        judge: Judge,
     ) -> None:
         self._database = database
         self._settings = database.settings
@@ -131,7 +142,13 @@ class Workers:
             return await claims.heartbeat(connection, tenant, beats, lease_ms=self._settings.worker_lease_ms)
 
         self._beats = GroupCommit("heartbeat", database, group, heartbeat_all, **limits)
-        self._reports = GroupCommit("report", database, group, claims.end, **limits)
+
+        async def end_all(
+            connection: Connection, tenant: UUID, reports: Sequence[Report]
+        ) -> Sequence[Accepted | Superseded | Unknown | RequestRefused]:
+            return await claims.end(connection, tenant, reports, judge)
+
+        self._reports = GroupCommit("report", database, group, end_all, **limits)
 
     def stop(self) -> None:
         """The process drains: polls that wait here end, so that their workers go elsewhere."""
@@ -207,7 +224,10 @@ class Workers:
         return result
 
     async def end(self, tenant: UUID, report: Report) -> Accepted | Superseded | Unknown:
+        """Raises the refusal of what cannot be evidence: the task goes on."""
         result = await self._reports.submit(tenant, report)
+        if isinstance(result, RequestRefused):
+            raise result
         if isinstance(result, Accepted) and result.first:
             self._deliver(
                 [Ended(id=report.task, state=report.state, answer=report.encoded, token=report.token)]

@@ -5,12 +5,13 @@ together they never get more than it may have, and SKIP LOCKED keeps two workers
 fencing token and is written down before the worker hears of it.
 
 Every report names the token it was given. One that is no longer the task's, or whose task has ended, changes nothing: `Superseded`.
-What such a worker found is kept once as a receipt, because it was paid for.
+What such a worker found is kept once as a receipt, because it was paid for. What its present holder says is judged first, while
+nobody else can get the task: what is refused changes nothing, and may be corrected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -19,6 +20,7 @@ import msgspec
 
 from coordinator.core.canonical import digest
 from coordinator.core.receipt import Receipt
+from coordinator.errors import RequestRefused
 from coordinator.store import late, log
 from coordinator.store.database import Connection
 from coordinator.store.handback import task_receipt
@@ -74,6 +76,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     state: str
     encoded: bytes
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task is for that somebody has in progress. ``ceiling_currency`` is that of its decision's own ceiling, if it has one."""
+
+    type: str
+    evidence: str
+    source: str
+    ceiling_currency: str | None
+
+
+Judge = Callable[[Held, Report], RequestRefused | None]
+"""Why the present holder's report is not taken; pure."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +173,14 @@ RETURNING t.id, t.fencing_token, t.decision_id, t.evidence, t.lease_expires_at, 
           (extract(epoch FROM t.deadline_at - clock_timestamp()) * 1000)::bigint AS remaining_ms
 """
 
+# The row stays locked: whoever is refused here still holds the task when it hears of it, unless its lease ran out since.
+HOLD = """
+SELECT t.id, t.fencing_token, t.evidence, t.source, d.type, d.request -> 'ceiling' ->> 'currency' AS ceiling_currency
+FROM tasks t JOIN decisions d ON d.tenant_id = $1 AND d.id = t.decision_id
+WHERE t.tenant_id = $1 AND t.id = ANY ($2::uuid[]) AND t.state = 'in_progress'
+ORDER BY t.id FOR NO KEY UPDATE OF t
+"""
+
 END = """
 UPDATE tasks t
 SET state = e.state, answer = e.answer, lease_expires_at = NULL, ended_at = clock_timestamp()
@@ -227,27 +250,51 @@ def _superseded(row: asyncpg.Record | None) -> Superseded | Unknown:
 
 
 async def end(
-    connection: Connection, tenant: UUID, reports: Sequence[Report]
-) -> Sequence[Accepted | Superseded | Unknown]:
-    """For each whether it ended its task. The same report again is accepted again; a late one is kept as a receipt, once."""
-    first: dict[tuple[UUID, int], Report] = {}
-    for report in reports:
-        first.setdefault((report.task, report.token), report)
+    connection: Connection, tenant: UUID, reports: Sequence[Report], judge: Judge
+) -> Sequence[Accepted | Superseded | Unknown | RequestRefused]:
+    """For each whether it ended its task. The same report again is accepted again; a late one is kept as a receipt, once, whatever
+    it says; what the holder says is taken unless ``judge`` refuses it."""
+    first, refused = await _judged(connection, tenant, reports, judge)
     rows = await _end(connection, tenant, list(first.values()))
     ended = {(row["id"], row["fencing_token"]): row for row in rows}
     receipts = [_ended_receipt(row) for row in rows]
     in_time = {id(first[key]) for key in ended}
-    missed = {report.task for report in reports if id(report) not in in_time}
+    missed = {report.task for report in reports if id(report) not in in_time | refused.keys()}
     known = {row["id"]: row for row in await connection.fetch(LOOK, tenant, missed)} if missed else {}
-    answers: list[Accepted | Superseded | Unknown] = []
+    answers: list[Accepted | Superseded | Unknown | RequestRefused] = []
     for report in reports:
-        if id(report) in in_time:
+        if (refusal := refused.get(id(report))) is not None:
+            answers.append(refusal)
+        elif id(report) in in_time:
             answers.append(Accepted(state=report.state, first=True))
         else:
             answers.append(await _late(connection, tenant, report, known.get(report.task), receipts))
     if receipts:
         await log.append(connection, tenant, receipts)
     return answers
+
+
+async def _judged(
+    connection: Connection, tenant: UUID, reports: Sequence[Report], judge: Judge
+) -> tuple[dict[tuple[UUID, int], Report], dict[int, RequestRefused]]:
+    """The first report of each task and token that may be taken, and by ``id`` those before it that are refused."""
+    rows = await connection.fetch(HOLD, tenant, [report.task for report in reports])
+    held = {
+        (row["id"], row["fencing_token"]): Held(**{name: row[name] for name in Held.__struct_fields__})
+        for row in rows
+    }
+    first: dict[tuple[UUID, int], Report] = {}
+    refused: dict[int, RequestRefused] = {}
+    for report in reports:
+        key = (report.task, report.token)
+        if key in first:
+            continue
+        refusal = judge(held[key], report) if key in held else None
+        if refusal is None:
+            first[key] = report
+        else:
+            refused[id(report)] = refusal
+    return first, refused
 
 
 async def _end(connection: Connection, tenant: UUID, reports: Sequence[Report]) -> Sequence[asyncpg.Record]:

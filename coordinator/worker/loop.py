@@ -204,29 +204,24 @@ class Loop:
             doing.deadline.deadline = anyio.current_time() + doing.task.remaining_s()
 
     async def _report(self, task: Task, outcome: Outcome) -> None:
+        """What is refused for what it says is told again with less: as a failure, then without its cost."""
         verb, body = _reported(outcome)
-        body["fencing_token"] = task.fencing_token
-        try:
-            await self._send(task, verb, body)
-        except Refused as refused:
-            if verb == "complete" and refused.status in (400, 413, 422):
-                code = "result-too-large" if refused.status == 413 else "malformed-result"
-                message = clean_text(refused.detail)
-                again = {"fencing_token": task.fencing_token, "code": code, "message": message}
-                await self._send_quietly(task, "fail", again)
-            else:
+        while True:
+            try:
+                await self._send(task, verb, body | {"fencing_token": task.fencing_token})
+                return
+            except Refused as refused:
                 log.warning("task %s: what came of it is refused: %s", task.id, refused)
-        except Unreachable as error:
-            log.error("task %s: what came of it could not be reported: %s", task.id, error)
+                less = _less(verb, body, refused)
+                if less is None:
+                    return
+                verb, body = "fail", less
+            except Unreachable as error:
+                log.error("task %s: what came of it could not be reported: %s", task.id, error)
+                return
 
     async def _send(self, task: Task, verb: str, body: Mapping[str, Any]) -> None:
         await self._client.report(task.id, verb, body, for_s=self._lease_s + REPORT_S)
-
-    async def _send_quietly(self, task: Task, verb: str, body: Mapping[str, Any]) -> None:
-        try:
-            await self._send(task, verb, body)
-        except (Refused, Unreachable) as error:
-            log.warning("task %s: its failure could not be reported: %s", task.id, error)
 
     async def _let_finish(self, group: TaskGroup) -> None:
         with anyio.move_on_after(self._offer.drain_s):
@@ -241,6 +236,17 @@ class Loop:
     def _abandon_all(self) -> None:
         for doing in self._doing.values():
             doing.task.abandon()
+
+
+def _less(verb: str, body: Mapping[str, Any], refused: Refused) -> dict[str, Any] | None:
+    """The failure to report instead of what was refused; None if there is nothing left to say."""
+    if refused.status not in (400, 413, 422):
+        return None
+    spent = {name: body[name] for name in ("cost", "units") if body.get(name) is not None}
+    if verb == "complete":
+        code = "result-too-large" if refused.status == 413 else "malformed-result"
+        return {"code": code, "message": clean_text(refused.detail), **spent}
+    return {name: value for name, value in body.items() if name not in spent} if spent else None
 
 
 def _reported(outcome: Outcome) -> tuple[str, dict[str, Any]]:

@@ -10,12 +10,14 @@ import asyncpg
 import pytest
 
 from coordinator.core.evidence import Failed
+from coordinator.errors import MalformedRequest, RequestRefused
 from coordinator.store.claims import (
     Accepted,
     Beat,
     Claim,
     Claimed,
     ClaimedTask,
+    Held,
     Kept,
     NotYours,
     Report,
@@ -53,8 +55,36 @@ async def ended(
     database: Database, tenant: UUID, task: ClaimedTask, answer: bytes = b'{"result":1}'
 ) -> Accepted | Superseded | object:
     report = Report(task=task.id, token=task.fencing_token, state="completed", encoded=answer)
-    (result,) = await database.run(tenant, lambda connection: end(connection, tenant, [report]))
+    (result,) = await database.run(tenant, lambda connection: end(connection, tenant, [report], no_objection))
     return result
+
+
+def no_objection(held: Held, report: Report) -> None:
+    """What this process does not know it lets pass."""
+
+
+async def test_reports_of_one_batch_are_judged_each_by_itself_and_only_while_the_task_is_held(
+    database: Database, tenant: UUID
+) -> None:
+    worker = await registered(database, tenant)
+    await asked(database, tenant, new_task(await admitted(database, tenant)))
+    (task,) = await claimed(database, tenant, worker)
+    seen: list[Held] = []
+
+    def judge(held: Held, report: Report) -> RequestRefused | None:
+        seen.append(held)
+        return MalformedRequest("wrong") if report.encoded == b'{"result":"wrong"}' else None
+
+    reports = [
+        Report(task=task.id, token=task.fencing_token, state="completed", encoded=b'{"result":"%s"}' % said)
+        for said in (b"wrong", b"right", b"wrong")
+    ]
+    results = await database.run(tenant, lambda connection: end(connection, tenant, reports, judge))
+    assert [type(result) for result in results] == [MalformedRequest, Accepted, Superseded]
+    assert [(held.evidence, held.ceiling_currency) for held in seen] == [(task.evidence, None)] * 2
+    again = await database.run(tenant, lambda connection: end(connection, tenant, reports[:1], judge))
+    assert again == [Superseded(state="completed", late=False)], "kept before"
+    assert len(seen) == 2
 
 
 async def test_a_claim_that_waits_for_another_of_its_worker_counts_what_that_one_took(

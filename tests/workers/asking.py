@@ -37,10 +37,16 @@ class Service:
         assert reply.status in (200, 201), reply.body
         return ByHand(self.client, reply.json["id"], reply)
 
-    def ask(self, topic: str | None = None, type: str = "question", **input: str) -> Question:
+    def ask(
+        self,
+        topic: str | None = None,
+        type: str = "question",
+        ceiling: dict[str, Any] | None = None,
+        **input: str,
+    ) -> Question:
         """About something of its own unless a topic is given: the same question asked twice at once would be one reading."""
-        topic = topic or new_key()
-        return Question(self.client, {"type": type, "input": {"topic": topic} | input})
+        body = {"type": type, "input": {"topic": topic or new_key()} | input}
+        return Question(self.client, body if ceiling is None else body | {"ceiling": ceiling})
 
     def workers(self) -> dict[str, Any]:
         return {item["name"]: item for item in self.client.get("/v1/workers?limit=200").json["items"]}

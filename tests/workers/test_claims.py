@@ -243,15 +243,45 @@ def test_what_a_worker_could_not_do_is_typed_evidence(service: Service) -> None:
     assert question.answer()["status"] == "unresolved"
 
 
-def test_no_result_is_absence_and_a_result_of_another_type_is_a_failure(service: Service) -> None:
-    worker = service.register()
-    question = service.ask()
+def test_no_result_is_absence(service: Service) -> None:
+    worker, question = service.register(), service.ask()
     worker.complete(worker.one(), result=None)
     assert question.findings()["state"] == "absent"
-    question = service.ask()
-    worker.complete(worker.one(), result={"summary": 7})
+
+
+@pytest.mark.parametrize(
+    ("result", "pointer"),
+    [({"summary": 7}, "/result/summary"), ({}, "/result/summary"), (7, "/result"), ([], "/result")],
+)
+def test_a_result_of_another_type_is_refused_where_it_is_wrong_and_may_be_corrected(
+    service: Service, result: object, pointer: str
+) -> None:
+    worker, question = service.register(), service.ask()
+    task = worker.one()
+    refused = worker.complete(task, result=result)
+    assert (refused.status, refused.code) == (400, "malformed-request")
+    assert [error["pointer"] for error in refused.json["errors"]] == [pointer]
+    assert service.workers()["w1"]["capacity"]["current"] == 1, "the task is still its worker's"
+    assert worker.complete(task, "corrected").status == 200
     findings = question.findings()
-    assert (findings["state"], findings["error"]["code"]) == ("failed", "malformed-value")
+    assert (findings["state"], findings["value"]) == ("found", {"summary": "corrected"})
+    told = [body for kind in ("completed", "late-answer") for body in service.receipts(f"task.{kind}")]
+    assert sum(body["task"] == task["id"] for body in told) == 1, "what was refused left no trace"
+
+
+def test_a_result_that_is_wrong_and_too_late_is_kept_all_the_same(service: Service) -> None:
+    silent, question = service.register("silent"), service.ask()
+    lost = silent.one()
+    other = service.register("other")
+    task = other.one()
+    late = silent.complete(lost, result={"summary": 7}, cost={"amount_minor": 7, "currency": "SGD"})
+    assert (late.status, late.code) == (409, "superseded")
+    assert other.complete(task).status == 200
+    assert other.complete(task, result={"summary": 7}).code == "superseded"
+    assert question.findings()["state"] == "found"
+    kept = [body for body in service.receipts("task.late-answer") if body["task"] == task["id"]]
+    assert [body["answered_under"] for body in kept] == [lost["fencing_token"], task["fencing_token"]]
+    assert kept[0]["answer"]["cost"] == {"amount_minor": 7, "currency": "SGD"}
 
 
 def test_another_process_under_the_same_name_takes_over_at_once(service: Service) -> None:

@@ -19,6 +19,7 @@ from coordinator.demo.launch import package_environment
 from coordinator.worker import Absent, Failed, Found, Task, Worker
 from tests.workers.asking import Service
 from tests.workers.processes import ended
+from tests.workers.told import Told
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,23 +37,6 @@ def test_the_example_of_the_readme_works(service: Service, tmp_path: Path) -> No
         assert process.wait(20) == 0
     finally:
         ended(process)
-
-
-class Told:
-    """A worker in this process that handles research by ``function``."""
-
-    def __init__(self, service: Service, function: object) -> None:
-        self.worker = Worker(service.address, service.key, name="here", max_tasks=2, drain_s=5)
-        self.worker.handles("research")(function)  # type: ignore[type-var]  # a function of any kind
-
-    async def asked(self, service: Service, type: str = "question") -> dict[str, object]:
-        """The evidence that one question gets from it."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(lambda: self.worker.serve(stop_on_signals=False))
-            findings: dict[str, object] = await to_thread.run_sync(service.ask(type=type).findings)
-            self.worker.stop()
-            group.cancel_scope.cancel()
-        return findings
 
 
 def plain(task: Task) -> dict[str, str]:

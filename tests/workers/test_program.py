@@ -110,7 +110,7 @@ def progress(service: Service, decision: str) -> list[str]:
         ("kill -9 $$", "failed", "program-killed", "SIGKILL"),
         ("/nowhere/at/all", "failed", "program-unusable", "not found"),
         ("echo '{'", "failed", "malformed-result", "JSON"),
-        ("echo '{\"summary\": 7}'", "failed", "malformed-value", "summary"),
+        ("echo '{\"summary\": 7}'", "failed", "malformed-result", "/result/summary"),
         ('echo \'{"summary": "a", "summary": "b"}\'', "failed", "malformed-result", "summary"),
         ("yes | head -c 5000000", "failed", "result-too-large", "bytes"),
         ("""printf '{"summary": "%300000s"}' x""", "failed", "result-too-large", "bytes"),
