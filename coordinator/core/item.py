@@ -18,7 +18,8 @@ class ItemError(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One typed reading as the packet keeps it; field for field what a decision shows under ``evidence``."""
+    """One typed reading as the packet keeps it; field for field what a decision shows under ``evidence``. ``attempts`` is how often
+    it was begun: the calls of a source, or how often its task was given to a worker."""
 
     name: str
     source: str

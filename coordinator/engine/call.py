@@ -60,7 +60,10 @@ async def call(
             had_before = partial(run.bill_others, declared.name)
             asker = Asker(run.tenant, run.id, run.token, request.traceparent, flight.until, had_before)
             ask = partial(engine.tasks.read, asker, declared, declared.by_worker, request)
-            return await _under_ceiling(run, declared, ask, cleanups, lambda: asker.never_begun)
+            try:
+                return await _under_ceiling(run, declared, ask, cleanups, lambda: not asker.begun)
+            finally:
+                flight.begun = asker.begun
         async with engine.providers.of(declared.remote.provider).slot(
             declared.units, until=flight.until
         ) as slot:

@@ -35,15 +35,28 @@ CALLED_OFF = Failed("called-off", "it was not waited for any longer")
 class Flight:
     """``began`` is when its call began, on this process's monotonic clock; infinite while it waits for its provider's slot.
     ``until`` is when the time of whoever began it is over, and with it the source's own limit.
+    ``begun`` is how often what it asks for was begun: once, but for a task that several workers had, or none.
     ``audience`` is told what the source streams."""
 
-    __slots__ = ("audience", "began", "landed", "leader", "question", "scope", "task", "until", "waiting")
+    __slots__ = (
+        "audience",
+        "began",
+        "begun",
+        "landed",
+        "leader",
+        "question",
+        "scope",
+        "task",
+        "until",
+        "waiting",
+    )
 
     def __init__(self, question: Question | None, until: float, audience: Audience) -> None:
         self.question = question
         self.until = until
         self.audience = audience
         self.began = math.inf
+        self.begun = 1
         self.landed = asyncio.Event()
         self.leader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.scope = anyio.CancelScope()

@@ -31,7 +31,7 @@ from coordinator.store.records import Locked
 
 class Made(NamedTuple):
     """How a reading was made: ``began`` is when it was asked for, ``called`` when the call began that answered it, ``attempts`` how
-    many answers it took. Ages count from ``called``: also where another decision's call answers that began earlier."""
+    often it was begun. Ages count from ``called``: also where another decision's call answers that began earlier."""
 
     began: float
     called: float

@@ -103,6 +103,7 @@ class _Reader:
         "cleanups",
         "declared",
         "engine",
+        "flown",
         "inside",
         "limit",
         "not_before",
@@ -138,6 +139,8 @@ class _Reader:
         self.reuse = reuse
         self.cleanups = Cleanups(declared.name, engine.settings.cleanup_ms / 1000)
         self.attempts = Attempts(declared.attempts, self.until)
+        self.flown: dict[int, Flight] = {}
+        """The flight that answered each attempt, or was to."""
         self.shared = False
         self.audience = Audience(engine.settings, declared.source.name)
         self.parts = Parts(engine.settings, run.events, declared, lambda: self.attempts.count)
@@ -189,16 +192,20 @@ class _Reader:
     async def _called(self, then: Item | None) -> Reading:
         answer = await self.attempts.run(self._ask)
         if answer is None or (answer is CALLED_OFF and time.monotonic() >= self.until):
-            return no_answer(self.declared, "timed_out", self.began, self.attempts.count)
+            return no_answer(self.declared, "timed_out", self.began, self._begun())
         if answer is BEYOND_CEILING:
-            return beyond_ceiling(self.run, self.declared, self.began, self.attempts.count - 1)
+            return beyond_ceiling(self.run, self.declared, self.began, self._begun())
         if self.shared and answer.cost is not None:
             answer = msgspec.structs.replace(answer, cost=None)
-        made = Made(self.began, self.called, self.attempts.count, "shared" if self.shared else "own")
+        made = Made(self.began, self.called, self._begun(), "shared" if self.shared else "own")
         reading = reading_of(self.engine, self.run, self.declared, answer, made, then)
         if isinstance(self.declared.freshness, MaxAge):
             self.engine.kept.keep(self.question, reading.item, reading.began)
         return reading
+
+    def _begun(self) -> int:
+        """How often what was asked for was begun, over all attempts."""
+        return sum(flight.begun for flight in self.flown.values())
 
     async def _ask(self) -> Answer[Any]:
         """An answer from whoever asks already, or of one's own. What fails only because the limit of whoever began it was shorter
@@ -210,6 +217,7 @@ class _Reader:
             if flight is None and not (self.paid or self.run.affords(self.declared.reserves)):
                 return BEYOND_CEILING
             flight = flight or Flight(self.asked, self.until, self._audience())
+            self.flown[self.attempts.count] = flight
             flight.audience.join(self.parts)
             try:
                 if self.shared:

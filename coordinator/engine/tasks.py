@@ -44,7 +44,8 @@ class Awaited:
 @dataclass(slots=True)
 class Asker:
     """Which reading of which decision it is for; ``until`` is when the reading has to end, on the monotonic clock. ``had_before``
-    is told how many others had the task and what they said that it cost. ``never_begun``: no worker ever had it."""
+    is told how many others had the task and what they said that it cost. ``begun``: how often it was given to a worker, 1 as long as
+    that is not known."""
 
     tenant: UUID
     decision: UUID
@@ -52,7 +53,7 @@ class Asker:
     traceparent: str
     until: float
     had_before: Callable[[int, Sequence[Money]], None]
-    never_begun: bool = False
+    begun: int = 1
 
 
 class Tasks:
@@ -80,7 +81,7 @@ class Tasks:
         try:
             ask = source.ask(request)
         except ValueError as error:
-            asker.never_begun = True
+            asker.begun = 0
             return Failed("no-address", clean_text(str(error)))
         task = self._new_task(asker, declared, source, ask)
         request.on_cancel(partial(self._give_up, asker, task.id))
@@ -90,7 +91,7 @@ class Tasks:
             return Failed("task-not-stored", clean_text(str(error)), retryable=True)
         match asked:
             case Failed():
-                asker.never_begun = True
+                asker.begun = 0
                 return asked
             case store.Ended():
                 ended = asked
@@ -107,7 +108,7 @@ class Tasks:
 
     async def _account(self, asker: Asker, ended: store.Ended) -> None:
         """Earlier holders of the task may have cost something, too."""
-        asker.never_begun = ended.token == 0
+        asker.begun = ended.token
         earlier = ended.token - (ended.answer is not None and ended.token > 0)
         if earlier <= 0:
             return
@@ -148,7 +149,8 @@ class Tasks:
     async def _give_up(self, asker: Asker, id: UUID) -> None:
         """Nobody waits for the task any more; does nothing to one that has ended."""
         given_up = await self._asking.submit(asker.tenant, store.GiveUp(id))
-        asker.never_begun = isinstance(given_up, store.GivenUp) and not given_up.begun
+        if isinstance(given_up, store.GivenUp) and given_up.begun is not None:
+            asker.begun = given_up.begun
 
     def deliver(self, ended: Iterable[store.Ended]) -> None:
         """How tasks ended, some of which may be waited for here."""

@@ -66,9 +66,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GivenUp(msgspec.Struct, frozen=True):
-    """``begun``: a worker had it, or has had it, or it is not known to have waited until now."""
+    """``begun``: how often it was given to a worker; None if there is no such task."""
 
-    begun: bool
+    begun: int | None
 
 
 Asked = Waiting | Ended | Failed | GivenUp
@@ -111,6 +111,9 @@ WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND state IN ('waiting', 'in_prog
 RETURNING id, decision_id, evidence, state, fencing_token
 """
 
+# What ended by itself before it was given up is seen here, too.
+BEGUN = "SELECT id, fencing_token AS begun FROM tasks WHERE tenant_id = $1 AND id = ANY ($2::uuid[])"
+
 FETCH = """
 SELECT id, state, answer, fencing_token AS token FROM tasks
 WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND ended_at IS NOT NULL
@@ -147,8 +150,10 @@ async def ask(
     receipts += [task_receipt(row, f"task.{row['state']}") for row in ended]
     if receipts:
         await log.append(connection, tenant, receipts)
-    unbegun = {row["id"] for row in ended if not row["fencing_token"]}
-    return [GivenUp(item.id not in unbegun) if isinstance(item, GiveUp) else asked[item.id] for item in items]
+    begun: dict[UUID, int] = {}
+    if any(isinstance(item, GiveUp) for item in items):
+        begun = {row["id"]: row["begun"] for row in await connection.fetch(BEGUN, tenant, given_up)}
+    return [GivenUp(begun.get(item.id)) if isinstance(item, GiveUp) else asked[item.id] for item in items]
 
 
 async def _adopted(

@@ -173,8 +173,9 @@ async def test_whoever_gives_up_learns_whether_a_worker_had_it(database: Databas
     await asked(database, tenant, had)
     assert len(await claimed(database, tenant, worker)) == 1
     await asked(database, tenant, never)
-    assert await asked(database, tenant, GiveUp(had.id), GiveUp(never.id)) == [GivenUp(True), GivenUp(False)]
-    assert await asked(database, tenant, GiveUp(never.id)) == [GivenUp(True)], "it had ended before"
+    assert await asked(database, tenant, GiveUp(had.id), GiveUp(never.id)) == [GivenUp(1), GivenUp(0)]
+    assert await asked(database, tenant, GiveUp(never.id)) == [GivenUp(0)], "it had ended before"
+    assert await asked(database, tenant, GiveUp(new_task(decision).id)) == [GivenUp(None)]
 
 
 async def test_every_step_of_a_task_has_one_receipt(

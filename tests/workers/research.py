@@ -33,7 +33,7 @@ def asking(
         request=Question,
         policy=conclude,
         policy_version="1",
-        evidence=[Evidence("findings", source, deadline_ms=deadline_ms, attempts=1, **more)],
+        evidence=[Evidence("findings", source, deadline_ms=deadline_ms, **{"attempts": 1} | more)],
         time_limit_ms=120_000,
     )
 
@@ -45,6 +45,7 @@ coordinator = Coordinator(
     [
         asking("question", research),
         asking("short-question", research, deadline_ms=1_500),
+        asking("repeated-question", research, attempts=2),
         asking("pinned-question", pinned),
         asking("preferred-question", preferred),
         asking("paid-question", research, reserves=money("0.40 SGD")),

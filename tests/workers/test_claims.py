@@ -313,6 +313,33 @@ def test_a_task_that_kills_every_worker_fails_after_its_last_attempt(service: Se
     service.register("doomed", incarnation="4")
     findings = question.findings()
     assert (findings["state"], findings["error"]["code"]) == ("failed", "worker-lost")
+    assert findings["attempts"] == 3
+
+
+def test_the_evidence_says_how_often_its_task_was_begun(service: Service) -> None:
+    question = service.ask()
+    for attempt in (1, 2):
+        worker = service.register("clumsy", incarnation=str(attempt))
+        task = worker.one()
+    worker.complete(task)
+    assert question.findings()["attempts"] == 2
+
+
+def test_tasks_that_were_asked_for_again_count_together(service: Service) -> None:
+    question = service.ask(type="repeated-question")
+    for attempt in (1, 2):
+        worker = service.register("clumsy", incarnation=str(attempt))
+        task = worker.one()
+    assert worker.fail(task, retryable=True).status == 200
+    again = worker.one()
+    assert (again["id"] != task["id"], again["attempt"]) == (True, 1)
+    worker.complete(again)
+    assert question.findings()["attempts"] == 3
+
+
+def test_what_no_worker_began_was_attempted_by_nobody(service: Service) -> None:
+    findings = service.ask(type="short-question").findings()
+    assert (findings["state"], findings["attempts"]) == ("timed_out", 0)
 
 
 def test_a_draining_worker_gets_nothing_new_and_hands_back_what_it_has_left(service: Service) -> None:
@@ -353,7 +380,8 @@ def test_a_poll_that_waits_ends_when_its_worker_drains_or_registers_again(servic
 def test_a_reading_out_of_time_is_given_up_and_its_worker_hears_of_it(service: Service) -> None:
     worker, question = service.register(), service.ask(type="short-question")
     task = worker.one()
-    assert question.findings()["state"] == "timed_out"
+    findings = question.findings()
+    assert (findings["state"], findings["attempts"]) == ("timed_out", 1)
     assert worker.heartbeat(task).code == "superseded"
     late = worker.complete(task, "late", cost={"amount_minor": 5, "currency": "SGD"})
     assert late.code == "superseded"
