@@ -345,6 +345,19 @@ def test_a_key_is_shown_when_it_is_made_and_never_again(database_url: str) -> No
     assert key.partition(".")[2] not in listed.stdout + listed.stderr
 
 
+def test_a_key_may_only_ask_for_classes_that_are_configured(database_url: str) -> None:
+    env = {"DATABASE_URL": database_url}
+    create = ("keys", "create", "--scope", "decide", "--class", "bulk", "--class", "gold")
+    refused = coordinator_here(*create, env=env)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "'gold'" in refused.stderr
+    assert "bulk, interactive, urgent" in refused.stderr
+    assert "COORDINATOR_CLASSES" in refused.stderr
+    limits = {"weight": 1, "reserved": 0, "queue_depth": 9, "start_objective_ms": 9}
+    classes = {"COORDINATOR_CLASSES": msgspec.json.encode({"gold": limits, "bulk": limits}).decode()}
+    assert coordinator_here(*create, env=env | classes).returncode == 0
+
+
 def test_a_key_can_be_revoked_once(database_url: str) -> None:
     env = {"DATABASE_URL": database_url}
     made = as_json(coordinator_here("keys", "create", "--scope", "decide", "--json", env=env))

@@ -17,6 +17,7 @@ from uuid_utils.compat import uuid7
 from coordinator.cli.place import UNREACHABLE, data_option, database, database_option, unreachable
 from coordinator.cli.say import Fault, age, json_option, print_json, print_table
 from coordinator.config import settings_from_env
+from coordinator.errors import ConfigurationError
 from coordinator.store import keys as store
 from coordinator.store import migrate as migrations
 from coordinator.store.database import Connection, open_database
@@ -88,6 +89,7 @@ def create(
     as_json: bool,
 ) -> None:
     """Make a key, and the tenant if there is none of that name. The key is shown this once."""
+    _check_classes(classes)
     chosen = [scope for scope in store.SCOPES if scope in scopes]
     with database(database_url, data) as url:
         made = _run(create_key(url, tenant, name, chosen, classes or None))
@@ -162,6 +164,20 @@ def revoke(key_id: UUID, tenant: str, database_url: str | None, data: Path, as_j
         print_json({"id": str(key_id), "revoked": True})
     else:
         click.echo(f"Revoked {key_id}.")
+
+
+def _check_classes(classes: Sequence[str]) -> None:
+    """A class is what the settings say, which the services read from the same variable."""
+    try:
+        configured = settings_from_env().classes
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
+    for name in classes:
+        if name not in configured:
+            known = ", ".join(sorted(configured))
+            raise click.UsageError(
+                f"there is no class {name!r}, only {known}; set COORDINATOR_CLASSES here as for the services"
+            )
 
 
 async def create_key(
