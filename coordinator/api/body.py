@@ -21,6 +21,11 @@ from coordinator.errors import BodyTooLarge, MalformedRequest
 
 T = TypeVar("T")
 
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object without members."""
+
+
 _JSON_TYPE = re.compile(
     r"application/(?:[a-z0-9!#$&^_.+-]+\+)?json\s*(?:;\s*charset\s*=\s*\"?utf-8\"?\s*)?;?\s*\Z", re.IGNORECASE
 )
@@ -57,6 +62,12 @@ def typed(body: JsonValue, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         pointer, what = located(str(error))
         raise MalformedRequest(f"The body does not fit: {what}.", [(pointer, what)]) from None
+
+
+def check_nothing(body: bytes) -> None:
+    """A body where none is asked for: none, or an object without members. Raises `MalformedRequest`."""
+    if body:
+        typed(parsed(body), Nothing)
 
 
 def check_cost(cost: Money | None) -> None:

@@ -224,7 +224,7 @@ def _record(query: paging.Query) -> tuple[str, str] | None:
     scopes=DECIDERS,
     parameters=[ID],
     answers={200: Shown("Whether it was stopped, and what had already happened outside.", Cancelled)},
-    problems=[NotFound],
+    problems=[MalformedRequest, NotFound],
 )
 async def cancel(call: Call) -> Answer:
     """Stops what can still be stopped. Cancelling is not a rollback: what was committed stays, what was sent stays sent."""

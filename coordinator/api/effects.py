@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.api import examples
 from coordinator.api.answer import Answer
-from coordinator.api.body import check_cost, typed
+from coordinator.api.body import Nothing, check_cost, typed
 from coordinator.api.endpoint import Call, Sent, Shown, endpoint
 from coordinator.api.operations import as_it_is_now
 from coordinator.api.parameters import ID
@@ -37,10 +37,6 @@ class Remark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """``note`` goes into the receipt."""
 
     note: Text = ""
-
-
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object without members."""
 
 
 class Asked(msgspec.Struct, frozen=True):

@@ -3,8 +3,8 @@
     @endpoint("GET", "/v1/operations/{id}", "Show one operation", scopes=READERS, answers={200: Shown("...", OperationView)})
     async def show(call: Call) -> Answer: ...
 
-What a declaration leaves out does not happen: a query parameter that is not declared is refused, a scope that is not named opens
-nothing. No scopes at all means that no key is asked for.
+What a declaration leaves out does not happen: a query parameter that is not declared is refused, and so is a body that says anything;
+a scope that is not named opens nothing. No scopes at all means that no key is asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from coordinator.api.answer import Answer
 from coordinator.api.auth import Keys, check_scope
-from coordinator.api.body import read_bytes, read_json
+from coordinator.api.body import check_nothing, read_bytes, read_json
 from coordinator.api.paging import Query, parse_query, uuid
 from coordinator.api.problems import answer_to, not_allowed
 from coordinator.core.canonical import JsonValue
@@ -152,14 +152,18 @@ class Endpoint:
         return frozenset(parameter.name for parameter in self.parameters if parameter.where == "query")
 
     async def answer(self, api: Api, scope: Scope, receive: Receive, queries: frozenset[str]) -> Answer:
-        """Check the caller and the query string, then call the handler. Whatever is raised becomes a problem document."""
+        """Check the caller, the query string, and that no body comes where none is declared; then call the handler. Whatever is
+        raised becomes a problem document."""
         try:
             caller = NOBODY
             if self.scopes:
                 caller = await api.keys.caller(scope)
                 check_scope(caller, self.scopes)
             query = parse_query(scope["query_string"], queries) if scope["query_string"] else {}
-            return await self.handler(Call(api.service, caller, scope, receive, query))
+            call = Call(api.service, caller, scope, receive, query)
+            if self.body is None and self.method != "GET":
+                check_nothing(await call.raw_body())
+            return await self.handler(call)
         except Exception as error:  # noqa: BLE001  # the process boundary towards the client; answer_to records it
             return answer_to(scope, error)
 

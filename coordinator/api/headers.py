@@ -143,11 +143,16 @@ def session(scope: Scope) -> str | None:
     given = values(scope, b"coordinator-session")
     if not given:
         return None
-    if len(given) > 1 or not _VISIBLE.match(given[0]):
-        raise MalformedRequest(
-            "A Coordinator-Session has 1 to 255 visible ASCII characters, and stands there once."
-        )
-    return given[0]
+    if len(given) > 1:
+        raise MalformedRequest("A Coordinator-Session stands there once.")
+    return session_name(given[0])
+
+
+def session_name(text: str) -> str:
+    """``text`` if a session can be called so."""
+    if not _VISIBLE.match(text):
+        raise MalformedRequest("A Coordinator-Session has 1 to 255 visible ASCII characters.")
+    return text
 
 
 def traceparent(scope: Scope) -> str | None:

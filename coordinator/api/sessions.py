@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import msgspec
 
 from coordinator.api.answer import Answer
 from coordinator.api.decisions import DECIDERS, Cancelled
-from coordinator.api.endpoint import Call, Parameter, Shown, endpoint
+from coordinator.api.endpoint import Call, Parameter, Shown, endpoint, raw_path
+from coordinator.api.headers import session_name
 from coordinator.engine.sessions import cancel_session
+from coordinator.errors import MalformedRequest
 
 SESSION = Parameter(
     "session",
@@ -42,11 +46,12 @@ class SessionCancelledShown(msgspec.Struct, kw_only=True):
             SessionCancelledShown,
         )
     },
+    problems=[MalformedRequest],
 )
 async def cancel(call: Call) -> Answer:
     """Cancels every decision of the session that has not come to rest, with all that it does: readings, connections, tasks of workers.
     A session that nobody ever named has none. What comes later under the same name is not stopped."""
-    session = call.segment(3)
+    session = session_name(unquote(raw_path(call.scope).split("/")[3]))
     said = await cancel_session(call.service, call.caller, session)
     body = SessionCancelled(session=session, decisions=[msgspec.Raw(each) for each in said])
     return Answer(200, msgspec.json.encode(body))

@@ -32,7 +32,8 @@ from coordinator.store.workers import WorkerRow
 
 WORKERS = frozenset({"work"})
 MAX_DRAIN_MS = 3_600_000
-_SECONDS = re.compile(r"[0-9]{1,9}\Z")
+MAX_WAIT_S = 60
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
 
 
 class WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -131,8 +132,8 @@ async def show(call: Call) -> Answer:
         Parameter(
             "wait",
             "query",
-            "Seconds to wait for a task (default 0, at most 60).",
-            {"type": "integer", "minimum": 0, "default": 0},
+            f"Seconds to wait for a task (default 0, at most {MAX_WAIT_S}). The service may answer sooner.",
+            {"type": "integer", "minimum": 0, "maximum": MAX_WAIT_S, "default": 0},
         ),
         Parameter(
             "limit",
@@ -148,11 +149,9 @@ async def show(call: Call) -> Answer:
 async def claim(call: Call) -> Answer:
     """A long poll. The tasks are in progress from now on, never more than the worker has free, and none is given to two. Each has
     a deadline, and a lease that its heartbeats prolong. A worker whose name belongs to another process is told so."""
-    await call.raw_body()
     poll = Poll(call.tenant, call.id())
-    wait_s, limit = _number(call, "wait", 0), _number(call, "limit", MAX_TASKS)
-    if not 1 <= limit <= MAX_TASKS:
-        raise MalformedRequest(f"limit must be within 1..{MAX_TASKS}.")
+    wait_s = _number(call, "wait", 0, MAX_WAIT_S, default=0)
+    limit = _number(call, "limit", 1, MAX_TASKS, default=MAX_TASKS)
     leaving = asyncio.ensure_future(_leave_when_gone(call.receive, poll))
     try:
         claimed = await call.service.workers.claim(
@@ -198,12 +197,12 @@ async def _leave_when_gone(receive: Receive, poll: Poll) -> None:
     poll.leave()
 
 
-def _number(call: Call, name: str, default: int) -> int:
+def _number(call: Call, name: str, least: int, most: int, *, default: int) -> int:
     text = call.query.get(name)
     if text is None:
         return default
-    if not _SECONDS.match(text):
-        raise MalformedRequest(f"{name} must be a whole number.")
+    if not _NUMBER.match(text) or not least <= int(text) <= most:
+        raise MalformedRequest(f"{name} must be a whole number within {least}..{most}.")
     return int(text)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from coordinator.app import ENDPOINTS
 from coordinator.config import Settings
 from coordinator.core.fairness import ClassLimits
 from tests.api.conftest import Running
@@ -363,3 +365,30 @@ def test_fifty_posts_of_one_key_over_two_processes_are_one_decision(database_url
     assert sorted({reply.status for reply in replies}) == [200, 201]
     assert len({reply.body for reply in replies}) == 1
     assert asyncio.run(rows(database_url))["decisions"] == 1
+
+
+BODILESS = [f"{one.method} {one.path}" for one in ENDPOINTS if one.method == "POST" and one.body is None]
+
+
+def test_claims_and_cancellations_take_no_body() -> None:
+    assert {
+        "POST /v1/workers/{id}/claim",
+        "POST /v1/decisions/{id}/cancel",
+        "POST /v1/sessions/{session}/cancel",
+    } <= set(BODILESS)
+
+
+@pytest.mark.parametrize("endpoint", BODILESS)
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [(b'{"resaon": "typo"}', "/resaon"), (b"[]", ""), (b"null", ""), (b"{", ""), (b"not json", "")],
+)
+def test_what_an_endpoint_without_a_body_does_not_know_is_refused(
+    client: Client, endpoint: str, body: bytes, pointer: str
+) -> None:
+    path = re.sub(r"{[a-z_]+}", "01a22969-a728-7669-8b99-5ac5ff272df1", endpoint.removeprefix("POST "))
+    answer = client.call("POST", path, body)
+    assert (answer.status, answer.code) == (400, "malformed-request"), answer.body
+    assert [error["pointer"] for error in answer.json["errors"]] == [pointer]
+    for nothing in (None, b"", b"{}"):
+        assert client.call("POST", path, nothing).status in (200, 404)

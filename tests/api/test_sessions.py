@@ -81,5 +81,12 @@ def test_a_session_that_is_no_name_is_refused(client: Client, gate: Path, sessio
     assert ask(client, gate, *sessions).code == "malformed-request"
 
 
+@pytest.mark.parametrize("session", ["x" * 256, "two%20words", "caf%C3%A9", "%FF", "a%00b", "line%0A"])
+def test_a_session_that_can_have_no_decision_is_not_cancelled(client: Client, session: str) -> None:
+    answer = client.call("POST", f"/v1/sessions/{session}/cancel")
+    assert (answer.status, answer.code) == (400, "malformed-request")
+    assert "255" in answer.json["detail"]
+
+
 def test_only_a_key_that_may_decide_cancels_a_session(running: Running) -> None:
     assert running.with_scopes("audit").call("POST", "/v1/sessions/s/cancel").code == "missing-scope"

@@ -98,6 +98,21 @@ def test_a_poll_that_waits_gets_the_task_as_soon_as_it_is_asked_for(service: Ser
     assert question.findings()["state"] == "found"
 
 
+@pytest.mark.parametrize("wait", ["61", "-1", "1.5", "x", ""])
+def test_a_poll_beyond_its_bounds_is_told_them(service: Service, wait: str) -> None:
+    worker = service.register()
+    refused = service.client.call("POST", f"/v1/workers/{worker.id}/claim?wait={wait}")
+    assert (refused.status, refused.code) == (400, "malformed-request")
+    assert "0..60" in refused.json["detail"]
+
+
+def test_a_poll_may_last_as_long_as_its_bound(service: Service) -> None:
+    worker, question = service.register(), service.ask()
+    (task,) = worker.claim(60)
+    worker.complete(task)
+    assert question.findings()["state"] == "found"
+
+
 def test_concurrent_polls_never_get_more_than_the_worker_has_free(service: Service) -> None:
     worker = service.register(max_tasks=3)
     questions = [service.ask(str(n)) for n in range(12)]
