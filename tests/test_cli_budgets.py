@@ -47,6 +47,9 @@ def test_a_budget_from_its_making_to_a_late_bill(client: Client) -> None:
     (uncertain,) = as_json(run(client, "reservations", "all", "--state", "uncertain", "--json"))["items"]
     listed = run(client, "reservations", "all")
     assert f"{uncertain['id']} {uncertain['decision']} answer uncertain 0.40 SGD" in words(listed)
+    assert words(run(client, "reservations", "--decision", uncertain["decision"])) == words(listed)
+    assert words(run(client, "reservations")) == words(listed)
+    assert run(client, "reservations", "all", "--decision", uncertain["decision"]).returncode == 2
     resolved = run(client, "resolve", uncertain["id"], "--cost", "0.25 SGD", "--note", "seen")
     assert "settled 0.40 SGD 0.25 SGD" in words(resolved)
     again = run(client, "resolve", uncertain["id"], "--cost", "0 SGD")

@@ -22,6 +22,7 @@ from coordinator.store import budgets
 from coordinator.store.budgets import BudgetRow, NewBudget, ReservationRow
 
 STATES: tuple[str, ...] = get_args(ReservationState)
+STATE = Parameter("state", "query", "Only those in this state.", {"type": "string", "enum": list(STATES)})
 NAME = Parameter("name", "path", "The budget's name.", required=True, example="tenant-day")
 OPERATORS = frozenset({"operate"})
 ADMINS = frozenset({"admin"})
@@ -163,7 +164,7 @@ async def put(call: Call) -> Answer:
     scopes=READERS,
     parameters=[
         NAME,
-        Parameter("state", "query", "Only those in this state.", {"type": "string", "enum": list(STATES)}),
+        STATE,
         *PAGE,
     ],
     answers={200: Shown("A page of reservations, the newest first.", ReservationShown, page=True)},
@@ -171,14 +172,42 @@ async def put(call: Call) -> Answer:
 )
 async def reservations(call: Call) -> Answer:
     """Of all its periods. An uncertain one waits for its provider or a person to say what was billed."""
-    name, limit = call.segment(3), paging.limit_of(call.query)
-    before = paging.id_before(call.query, "reservations")
+    return await _page(call, budget=call.segment(3))
+
+
+@endpoint(
+    "GET",
+    "/v1/reservations",
+    "List reservations",
+    scopes=READERS,
+    parameters=[
+        Parameter("decision", "query", "Only those of this decision.", {"type": "string", "format": "uuid"}),
+        STATE,
+        *PAGE,
+    ],
+    answers={200: Shown("A page of reservations, the newest first.", ReservationShown, page=True)},
+    problems=[MalformedRequest],
+)
+async def all_reservations(call: Call) -> Answer:
+    """Of every budget. A decision shows its money as it was at rest; this shows what has become of it since: late bills, what its
+    effects cost, what was uncertain and is known by now."""
+    return await _page(call, decision=paging.uuid_of(call.query, "decision"))
+
+
+async def _page(call: Call, *, budget: str | None = None, decision: UUID | None = None) -> Answer:
+    limit, before = paging.limit_of(call.query), paging.id_before(call.query, "reservations")
     state = paging.choice_of(call.query, "state", STATES)
     async with call.service.database.transaction(call.tenant) as connection:
-        if await budgets.budget(connection, call.tenant, name) is None:
+        if budget is not None and await budgets.budget(connection, call.tenant, budget) is None:
             raise nothing_here()
         rows = await budgets.reservations(
-            connection, call.tenant, budget=name, state=state, before=before, limit=limit + 1
+            connection,
+            call.tenant,
+            budget=budget,
+            decision=decision,
+            state=state,
+            before=before,
+            limit=limit + 1,
         )
     following = paging.cursor("reservations", rows[limit - 1].id) if len(rows) > limit else None
     return Answer(200, paging.page(map(reservation_shown, rows[:limit]), following))
@@ -296,4 +325,4 @@ def reservation_shown(row: ReservationRow) -> bytes:
     )
 
 
-ENDPOINTS = (index, show, put, reservations, reservation, resolve, bills)
+ENDPOINTS = (index, show, put, reservations, all_reservations, reservation, resolve, bills)

@@ -12,7 +12,7 @@ from coordinator.cli.decisions import limit_option
 from coordinator.cli.operations import ListByDefault, note_option
 from coordinator.cli.say import age, json_option, print_json, print_table
 from coordinator.core.budget import Period, ReservationState
-from coordinator.core.money import Money, exponent, money
+from coordinator.core.money import Money, money
 
 LOOK_FIRST = "It may have been done: look with `coordinator budgets` before you repeat it."
 
@@ -84,14 +84,22 @@ def set_budget(
 
 
 @budgets.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--decision", type=click.UUID, help="Only those of this decision, of every budget.")
 @click.option("--state", type=click.Choice(get_args(ReservationState)))
 @limit_option
 @client_options
 @json_option
-def reservations(client: Client, name: str, state: str | None, limit: int, as_json: bool) -> None:
-    """What draws on the budget NAME, the newest first."""
-    answer = client.get("budgets", name, "reservations", state=state, limit=limit)
+def reservations(
+    client: Client, name: str | None, decision: UUID | None, state: str | None, limit: int, as_json: bool
+) -> None:
+    """What draws on the budget NAME, or on any, the newest first."""
+    if name is not None and decision is not None:
+        raise click.UsageError("give the NAME of a budget or a --decision, not both")
+    if name is not None:
+        answer = client.get("budgets", name, "reservations", state=state, limit=limit)
+    else:
+        answer = client.get("reservations", decision=decision and str(decision), state=state, limit=limit)
     if as_json:
         print_json(answer.body)
         return
@@ -175,8 +183,4 @@ def _reservations(items: list[Any]) -> None:
 
 def said(amount: Any) -> str:
     """Money as people write it."""
-    digits = exponent(amount["currency"])
-    minor = amount["amount_minor"]
-    sign, whole = ("-" if minor < 0 else ""), str(abs(minor)).rjust(digits + 1, "0")
-    text = f"{whole[:-digits]}.{whole[-digits:]}" if digits else whole
-    return f"{sign}{text} {amount['currency']}"
+    return str(Money(**amount))

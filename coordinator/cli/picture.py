@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,7 +17,7 @@ from rich.text import Text
 from coordinator.cli.effects import effects
 from coordinator.cli.review import review
 from coordinator.cli.say import STATE_STYLES, short
-from coordinator.core.money import exponent
+from coordinator.core.money import Money
 
 WIDTH = 40
 MILLISECOND = timedelta(milliseconds=1)
@@ -138,16 +137,11 @@ def plain(value: Any) -> str:
     """JSON for people: money as money, an object as its members."""
     match value:
         case {"amount_minor": int(minor), "currency": str(currency)} if len(value) == 2:
-            return money(minor, currency)
+            return str(Money(minor, currency))
         case dict():
             return " · ".join(f"{name} {plain(member)}" for name, member in value.items())
         case _:
             return short(value)
-
-
-def money(minor: int, currency: str) -> str:
-    digits = exponent(currency)
-    return f"{Decimal(minor).scaleb(-digits):,.{digits}f} {currency}"
 
 
 def _fence(fence: Json) -> Table:

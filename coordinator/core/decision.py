@@ -208,7 +208,7 @@ def _check_reserves(
 ) -> None:
     for need in needs:
         if need.amount.amount_minor <= 0:
-            raise wrong(f"{need.kind} {need.item!r} reserves {need.amount.amount_minor}; it must be positive")
+            raise wrong(f"{need.kind} {need.item!r} reserves {need.amount}; it must be positive")
     if len({need.amount.currency for need in needs}) > 1:
         raise wrong("its evidence and effects reserve in more than one currency")
     if on_exhausted not in get_args(OnExhausted):

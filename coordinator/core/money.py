@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 
 import msgspec
 from iso4217 import Currency
@@ -23,6 +24,11 @@ class Money(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if abs(self.amount_minor) > MAX_INTEGER:
             raise ValueError(f"amount_minor must be within ±(2^53-1), got {self.amount_minor}")
         exponent(self.currency)
+
+    def __str__(self) -> str:
+        """As `money` reads it: ``0.40 SGD``."""
+        digits = exponent(self.currency)
+        return f"{Decimal(self.amount_minor).scaleb(-digits):.{digits}f} {self.currency}"
 
 
 def exponent(currency: str) -> int:

@@ -43,8 +43,9 @@ class OperationView(msgspec.Struct, kw_only=True):
 
 
 class BudgetView(msgspec.Struct, kw_only=True):
-    """What the decision type reserves, what its readings say they cost, and what was reserved for readings that were begun and
-    whose cost nobody reported. All in the type's one currency; null where there is nothing."""
+    """As of its rest: what the decision type reserves, what its readings say they cost, and what was reserved for readings that were
+    begun and whose cost nobody had reported. All in the type's one currency; null where there is nothing. What its effects cost and
+    what was billed later is in its reservations (``/v1/reservations?decision=ID``)."""
 
     reserved: Money | None = None
     settled: Money | None = None

@@ -8,8 +8,9 @@ from typing import Any
 import anyio
 from rich.padding import Padding
 
-from coordinator.cli.picture import money, plain
+from coordinator.cli.picture import plain
 from coordinator.cli.review import review
+from coordinator.core.money import Money
 from coordinator.demo.guide import Reply, Tour
 
 
@@ -135,8 +136,8 @@ def _price(decision: Mapping[str, Any]) -> str:
     outcome = decision.get("outcome") or {}
     if not (price := (outcome.get("terms") or {}).get("price")):
         return str(outcome.get("reason") or decision["status"])
-    return money(price["amount_minor"], price["currency"])
+    return str(Money(**price))
 
 
 def _euro(cents: int) -> str:
-    return money(cents, "EUR")
+    return str(Money(cents, "EUR"))

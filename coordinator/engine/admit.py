@@ -97,7 +97,7 @@ def _check_ceiling(declared: DecisionType[Any, Any], ceiling: Money | None) -> N
             "wrong currency", [("/ceiling/currency", f"{declared.name} costs {needed.currency}")]
         )
     if needed.amount_minor > ceiling.amount_minor:
-        detail = f"{declared.name} reserves {needed.amount_minor} {needed.currency} in minor units; the ceiling is less"
+        detail = f"{declared.name} reserves {needed}; the ceiling is {ceiling}"
         raise BudgetExhausted(detail, budget="decision", needed=needed, available=ceiling)
 
 

@@ -45,7 +45,7 @@ def exhausted(short: Short, *, decision: UUID | None = None) -> BudgetExhausted:
     resets = None if short.resets_at is None else timestamp(short.resets_at)
     when = "it does not reset" if resets is None else f"it resets at {resets}"
     return BudgetExhausted(
-        f"budget {short.budget!r} has {_said(short.available)} left and {_said(short.needed)} is needed; {when}",
+        f"budget {short.budget!r} has {short.available} left and {short.needed} is needed; {when}",
         stored=decision is not None,
         decision=None if decision is None else str(decision),
         budget=short.budget,
@@ -53,10 +53,6 @@ def exhausted(short: Short, *, decision: UUID | None = None) -> BudgetExhausted:
         available=short.available,
         resets_at=resets,
     )
-
-
-def _said(amount: Money) -> str:
-    return f"{amount.amount_minor} {amount.currency} in minor units"
 
 
 def paid_operations(run: Run, operations: Sequence[NewOperation]) -> Sequence[NewOperation]:

@@ -126,7 +126,8 @@ FROM reservations r
 WHERE r.tenant_id = $1
   AND ($2::text IS NULL OR r.id IN (SELECT d.reservation_id FROM draws d WHERE d.tenant_id = $1 AND d.budget = $2))
   AND ($3::text IS NULL OR r.state = $3) AND ($4::uuid IS NULL OR r.id < $4) AND ($5::uuid IS NULL OR r.id = $5)
-ORDER BY r.id DESC LIMIT $6
+  AND ($6::uuid IS NULL OR r.decision_id = $6)
+ORDER BY r.id DESC LIMIT $7
 """
 
 TENANTS_TO_RECONCILE = """
@@ -197,10 +198,11 @@ async def reservations(
     state: str | None = None,
     before: UUID | None = None,
     id: UUID | None = None,
+    decision: UUID | None = None,
     limit: int,
 ) -> Sequence[ReservationRow]:
     """Newest first, those older than ``before``."""
-    rows = await connection.fetch(RESERVATIONS, tenant, budget, state, before, id, limit)
+    rows = await connection.fetch(RESERVATIONS, tenant, budget, state, before, id, decision, limit)
     return [ReservationRow(**row) for row in rows]
 
 

@@ -99,6 +99,7 @@ def test_a_refusal_says_which_budget_what_is_needed_and_left_and_when_it_resets(
     assert (told["budget"], told["needed"], told["available"]) == ("all", cost(40), cost(39))
     assert told["resets_at"] == priced.client.get("/v1/budgets/all").json["resets_at"]
     assert told["retry"] == "same-key"
+    assert "0.39 SGD left and 0.40 SGD is needed" in told["detail"]
     assert "decision" not in told
     assert priced.client.get("/v1/decisions").json["items"] == []
     priced.ceiling(40, period="month", timezone="Europe/Berlin")
@@ -151,6 +152,23 @@ def test_a_late_bill_becomes_an_overage_once(priced: Priced) -> None:
     assert priced.books() == (0, 0, 50, 25, 50)
     (receipt,) = priced.client.get("/v1/receipts?kind=budget.overage").json["items"]
     assert (receipt["body"]["cause"], receipt["body"]["bill"]) == ("late-bill", "2026-11/4711")
+
+
+def test_what_became_of_a_decisions_money_is_in_its_reservations(priced: Priced) -> None:
+    priced.ceiling(100)
+    asked, other = priced.ask(25).json, priced.ask(None).json
+    (one,) = priced.client.get(f"/v1/reservations?decision={asked['id']}").json["items"]
+    assert (one["state"], one["drawn"]) == ("settled", cost(25)) == ("settled", asked["budget"]["settled"])
+    priced.post(one["id"], "bills", examples.LATE_BILL)
+    (late,) = priced.client.get(f"/v1/reservations?decision={asked['id']}").json["items"]
+    assert (late["id"], late["drawn"]) == (one["id"], cost(50))
+    everything = priced.client.get("/v1/reservations?limit=1").json
+    assert [item["decision"] for item in everything["items"]] == [other["id"]]
+    rest = priced.client.get(f"/v1/reservations?cursor={everything['next_cursor']}").json
+    assert rest == {"items": [late], "next_cursor": None}
+    assert priced.client.get(f"/v1/reservations?decision={asked['id']}&state=held").json["items"] == []
+    assert priced.client.get(f"/v1/reservations?decision={ABSENT}").json["items"] == []
+    assert priced.client.get("/v1/reservations?decision=none").code == "malformed-request"
 
 
 def test_a_ceiling_may_be_lowered_below_what_is_taken(priced: Priced) -> None:
@@ -213,6 +231,9 @@ def test_what_is_absent_and_what_is_anothers_look_alike(priced: Priced, served: 
         absent = stranger.call(method, path.replace(id, ABSENT), body)
         assert (foreign.status, foreign.json) == (absent.status, absent.json)
         assert foreign.status == 404
+    decision = priced.reservation()["decision"]
+    assert stranger.get(f"/v1/reservations?decision={decision}").json["items"] == []
+    assert stranger.get("/v1/reservations").json["items"] == []
     assert priced.books() == (0, 40, 0, 0, 60)
 
 

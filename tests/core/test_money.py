@@ -40,6 +40,22 @@ def test_an_amount_is_read_in_minor_units(text: str, amount_minor: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("amount_minor", "currency", "text"),
+    [
+        (40, "SGD", "0.40 SGD"),
+        (-1, "SGD", "-0.01 SGD"),
+        (0, "SGD", "0.00 SGD"),
+        (500, "JPY", "500 JPY"),
+        (1, "KWD", "0.001 KWD"),
+        (LARGEST, "SGD", "90071992547409.91 SGD"),
+    ],
+)
+def test_an_amount_is_said_as_it_is_read(amount_minor: int, currency: str, text: str) -> None:
+    amount = Money(amount_minor, currency)
+    assert (str(amount), money(str(amount))) == (text, amount)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "0.401 SGD",
