@@ -43,6 +43,7 @@ def test_a_budget_from_its_making_to_a_late_bill(client: Client) -> None:
     )
     assert made.returncode == 0, made.stderr
     assert "all day 1.00 SGD 0.00 SGD" in words(made)
+    assert "00:00 Asia/Singapore" in words(made)
     client.decide({"type": "priced", "input": {"bill": None}})
     (uncertain,) = as_json(run(client, "reservations", "all", "--state", "uncertain", "--json"))["items"]
     listed = run(client, "reservations", "all")

@@ -276,10 +276,10 @@ async def _as_it_is_now(call: Call, name: str) -> Answer:
 
 async def _reservation_now(call: Call, id: UUID) -> Answer:
     async with call.service.database.transaction(call.tenant) as connection:
-        rows = await budgets.reservations(connection, call.tenant, id=id, limit=1)
-    if not rows:
+        row = await budgets.reservation(connection, call.tenant, id)
+    if row is None:
         raise nothing_here()
-    return Answer(200, reservation_shown(rows[0]))
+    return Answer(200, reservation_shown(row))
 
 
 def budget_shown(row: BudgetRow) -> bytes:

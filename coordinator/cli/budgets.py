@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, get_args
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import click
 
@@ -153,7 +155,7 @@ def _table(items: list[Any]) -> None:
                 item["period"],
                 *(said(item[part]) for part in ("ceiling", "held", "uncertain", "settled", "overage")),
                 said(item["available"]),
-                item["resets_at"] and f"{item['resets_at'][:16]}Z",
+                _resets(item),
             )
             for item in items
         ),
@@ -179,6 +181,14 @@ def _reservations(items: list[Any]) -> None:
         ),
         empty="No reservations.",
     )
+
+
+def _resets(item: Any) -> str:
+    """In the budget's own zone, where a new day begins at midnight."""
+    if item["resets_at"] is None:
+        return ""
+    at = datetime.fromisoformat(item["resets_at"]).astimezone(ZoneInfo(item["timezone"]))
+    return f"{at:%Y-%m-%d %H:%M} {item['timezone']}"
 
 
 def said(amount: Any) -> str:

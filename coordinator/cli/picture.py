@@ -158,7 +158,7 @@ def _check(check: Json) -> Text:
     field = f".{check['field']}" if check["field"] else ""
     text = Text("  ✓ " if check["held"] else "  ✗ ", "green" if check["held"] else "red")
     text.append(f"{check['evidence']}{field} ", "default")
-    then, now = short(check["then"], 30), short(check["now"], 30)
+    then, now = short(plain(check["then"]), 30), short(plain(check["now"]), 30)
     if check["field"] == "age_ms":
         text.append(f"{now} ms old, may be {then} ms", "dim")
     else:

@@ -27,8 +27,8 @@ def review(decision: Json, plain: Any) -> Text:
     if waits:
         lines.append(_line("expires", packet["expires_at"]))
         lines += _ages(decision)
-    lines += [_check("moved", check) for check in packet["moved"]]
-    lines += [_check("unread", check) for check in packet["unconfirmed"]]
+    lines += [_check("moved", check, plain) for check in packet["moved"]]
+    lines += [_check("unconfirmed", check, plain) for check in packet["unconfirmed"]]
     if packet["proposal"]:
         lines += _proposal(packet["proposal"], "would commit" if waits else "proposed", plain)
     elif waits:
@@ -67,9 +67,9 @@ def _duration(ms: int) -> str:
     return f"{ms} ms"
 
 
-def _check(label: str, check: Json) -> Text:
+def _check(label: str, check: Json, plain: Any) -> Text:
     field = f".{check['field']}" if check["field"] else ""
-    said = f"✗ {check['evidence']}{field} {short(check['then'], 40)} → {short(check['now'], 40)}"
+    said = f"✗ {check['evidence']}{field} {plain(check['then'])} → {plain(check['now'])}"
     return _line(label, said, "red")
 
 

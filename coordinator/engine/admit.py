@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 
 from coordinator import telemetry
-from coordinator.core.budget import Short
+from coordinator.core.budget import DECISION, Short
 from coordinator.core.canonical import JsonValue, canonical
 from coordinator.core.decision import Coordinator, DecisionType
 from coordinator.core.lock_names import Unnamed
@@ -98,7 +98,7 @@ def _check_ceiling(declared: DecisionType[Any, Any], ceiling: Money | None) -> N
         )
     if needed.amount_minor > ceiling.amount_minor:
         detail = f"{declared.name} reserves {needed}; the ceiling is {ceiling}"
-        raise BudgetExhausted(detail, budget="decision", needed=needed, available=ceiling)
+        raise BudgetExhausted(detail, budget=DECISION, needed=needed, available=ceiling)
 
 
 class Queued(msgspec.Struct, frozen=True):

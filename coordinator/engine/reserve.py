@@ -16,6 +16,8 @@ from __future__ import annotations
 import random
 import time
 
+import msgspec
+
 from coordinator.core.budget import Short
 from coordinator.core.fence import Check
 from coordinator.engine.commit import Rest, rest_without_commit
@@ -52,8 +54,14 @@ async def reserve_again(engine: Engine, run: Run) -> Check | None:
     await _until_held(engine, run, time.monotonic())
     if run.short is None:
         return None
-    needed, there = run.short.needed.amount_minor, run.short.available.amount_minor
-    return Check(evidence="budget", field=run.short.budget, then=needed, now=there, held=False)
+    needed, left = msgspec.to_builtins(run.short.needed), msgspec.to_builtins(run.short.available)
+    return Check(
+        evidence="budget",
+        field=run.short.budget,
+        then={"needed": needed},
+        now={"available": left},
+        held=False,
+    )
 
 
 async def _until_held(engine: Engine, run: Run, until: float) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from coordinator.core.budget import Short
+from coordinator.core.budget import DECISION, Short
 from coordinator.core.decision import DecisionType
 from coordinator.core.money import Money, total
 from coordinator.core.view import BudgetView, timestamp
@@ -44,8 +44,10 @@ def exhausted(short: Short, *, decision: UUID | None = None) -> BudgetExhausted:
     """The refusal: which budget, what is left of it, when it resets. ``decision``: the one that was stored all the same."""
     resets = None if short.resets_at is None else timestamp(short.resets_at)
     when = "it does not reset" if resets is None else f"it resets at {resets}"
+    whose = "the request's own ceiling" if short.budget == DECISION else f"budget {short.budget!r}"
+    until = "" if short.budget == DECISION else f"; {when}"
     return BudgetExhausted(
-        f"budget {short.budget!r} has {short.available} left and {short.needed} is needed; {when}",
+        f"{whose} has {short.available} left and {short.needed} is needed{until}",
         stored=decision is not None,
         decision=None if decision is None else str(decision),
         budget=short.budget,

@@ -118,17 +118,21 @@ UPDATE budget_periods SET ceiling_minor = $4, overage = overage + $5
 WHERE tenant_id = $1 AND name = $2 AND starts_at = $3
 """
 
-RESERVATIONS = """
+_RESERVATIONS = """
 SELECT r.id, r.decision_id, r.operation_id, r.kind, r.item, r.provider, r.amount_minor, r.drawn_minor, r.currency, r.state, r.reason,
        r.created_at, r.expires_at, r.closed_at,
        ARRAY (SELECT d.budget FROM draws d WHERE d.tenant_id = $1 AND d.reservation_id = r.id ORDER BY d.budget) AS budgets
 FROM reservations r
-WHERE r.tenant_id = $1
-  AND ($2::text IS NULL OR r.id IN (SELECT d.reservation_id FROM draws d WHERE d.tenant_id = $1 AND d.budget = $2))
-  AND ($3::text IS NULL OR r.state = $3) AND ($4::uuid IS NULL OR r.id < $4) AND ($5::uuid IS NULL OR r.id = $5)
-  AND ($6::uuid IS NULL OR r.decision_id = $6)
-ORDER BY r.id DESC LIMIT $7
+WHERE r.tenant_id = $1 AND {narrowed} AND ($3::text IS NULL OR r.state = $3) AND ($4::uuid IS NULL OR r.id < $4)
+ORDER BY r.id DESC LIMIT $5
 """
+# Each its own text, so that each has a plan by the index that it can use.
+RESERVATIONS = _RESERVATIONS.format(narrowed="$2::text IS NULL")
+OF_BUDGET = _RESERVATIONS.format(
+    narrowed="r.id IN (SELECT d.reservation_id FROM draws d WHERE d.tenant_id = $1 AND d.budget = $2)"
+)
+OF_DECISION = _RESERVATIONS.format(narrowed="r.decision_id = $2")
+RESERVATION = _RESERVATIONS.format(narrowed="r.id = $2")
 
 TENANTS_TO_RECONCILE = """
 SELECT tenant_id FROM reservations WHERE state = 'held' AND expires_at < clock_timestamp()
@@ -196,14 +200,21 @@ async def reservations(
     *,
     budget: str | None = None,
     state: str | None = None,
-    before: UUID | None = None,
-    id: UUID | None = None,
     decision: UUID | None = None,
+    before: UUID | None = None,
     limit: int,
 ) -> Sequence[ReservationRow]:
-    """Newest first, those older than ``before``."""
-    rows = await connection.fetch(RESERVATIONS, tenant, budget, state, before, id, decision, limit)
+    """Of one budget, of one decision, or all: the newest first, those older than ``before``."""
+    query, of = (
+        (OF_BUDGET, budget) if budget else (OF_DECISION, decision) if decision else (RESERVATIONS, None)
+    )
+    rows = await connection.fetch(query, tenant, of, state, before, limit)
     return [ReservationRow(**row) for row in rows]
+
+
+async def reservation(connection: Connection, tenant: UUID, id: UUID) -> ReservationRow | None:
+    row = await connection.fetchrow(RESERVATION, tenant, id, None, None, 1)
+    return None if row is None else ReservationRow(**row)
 
 
 async def tenants_to_reconcile(connection: Connection, *, ask: bool) -> Sequence[UUID]:

@@ -459,6 +459,7 @@ async def test_an_approval_reserves_again_and_stays_in_review_while_there_is_no_
         shown = await service.shown(decision["id"])
         (check,) = shown["review"]["unconfirmed"]
         assert (shown["status"], check["evidence"], check["field"]) == ("in_review", "budget", "all")
+        assert check["then"].keys() | check["now"].keys() == {"needed", "available"}
         await set_ceiling(service, 200)
         shown = await approve()
         assert shown["status"] == "committed"
