@@ -46,10 +46,8 @@ async def gather(engine: Engine, run: Run, wanted: Iterable[str]) -> None:
             not_before=since if name in again or run.locks else 0.0,  # what a lock protects is read under it
             reuse=name not in again,
         )
-        if (
-            name in again and time.monotonic() >= run.ends_at
-        ):  # its limit was the decision's: what was known before stays
-            there[name].set()
+        if name in again and time.monotonic() >= run.ends_at:
+            there[name].set()  # its limit was the decision's: what was known before stays
             return
         run.readings[name] = reading
         run.events.add("evidence", reading.item)
