@@ -354,6 +354,13 @@ class Holdings:
             self.schedule.stop()
             self.awaited.stop()
             self._drain_until = time.monotonic() + self.settings.drain_s
+            asyncio.get_running_loop().call_later(self.settings.drain_s, self._send_callers_away)
+
+    def _send_callers_away(self) -> None:
+        """Who still waits is told that the decision goes on: it will be another process's."""
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_result(Superseded())
 
     async def drain(self) -> None:
         """Take nothing new; wait for what runs, up to the limit; let go of the rest, for others to take over."""
@@ -362,6 +369,7 @@ class Holdings:
             while not self.idle:
                 self._idle.clear()
                 await self._idle.wait()
+        self.remote.tasks.let_go()
         await self.pools.release()
         for tenant in {held.tenant for held in (*self._decisions.values(), *self._operations.values())}:
             decisions = [id for id, held in self._decisions.items() if held.tenant == tenant]

@@ -97,6 +97,8 @@ class Reviews:
         self._coordinator = coordinator
         self._holdings = holdings
         self._engine = holdings.engine
+        self._claiming: dict[UUID, Asked] = {}
+        """Whose claim is on its way to the database and back; then it is among the approvals."""
 
     async def review(self, caller: Key, id: UUID, verdict: Verdict, etag: str, note: str) -> None:
         """Carry out a verdict: afterwards the decision rests by it. Raises `NotFound`, `OwnRequest`, `StateConflict`, `StaleReview`,
@@ -105,13 +107,17 @@ class Reviews:
         until = time.monotonic() + self._engine.settings.default_wait_s
         so_far: Progress = "asked"
         while True:
-            stepped = await self._step(caller, id, asked, clean_text(note), so_far)
-            if stepped.over:
-                return
-            so_far = "waited"
-            if stepped.claimed is not None:
-                so_far = "begun"
-                self._carry(stepped.claimed)
+            try:
+                stepped = await self._step(caller, id, asked, clean_text(note), so_far)
+                if stepped.over:
+                    return
+                so_far = "waited"
+                if stepped.claimed is not None:
+                    so_far = "begun"
+                    self._carry(stepped.claimed)
+            finally:
+                if self._claiming.get(id) is asked:
+                    del self._claiming[id]
             await self._look_again(id, until)
 
     async def withdraw(self, tenant: UUID, id: UUID) -> None:
@@ -195,7 +201,12 @@ class Reviews:
                 outcome = OutcomeView(kind="decline", reason=reason, code="rejected")
                 ended = await end(connection, caller.tenant, row, "declined", outcome, asked=asked, note=note)
                 return Stepped(over=True, rejected=ended)
-            case Go() if so_far != "asked" and standing.unconfirmed and standing.latest == asked:
+            case Go() if (
+                so_far != "asked"
+                and standing.unconfirmed
+                and standing.latest == asked
+                and not standing.abandoned
+            ):
                 raise _unconfirmed(row, review)
             case Go() if so_far == "begun":
                 raise Overloaded(
@@ -221,7 +232,9 @@ class Reviews:
 
     def _held(self, row: ReviewRow) -> bool:
         """Whether somebody carries out an approval of it. A claim of ours whose COMMIT was unknown is carried out by nobody."""
-        ours_and_lost = row.lease_owner == self._engine.owner and row.id not in self._holdings.approvals
+        ours_and_lost = row.lease_owner == self._engine.owner and not (
+            row.id in self._holdings.approvals or row.id in self._claiming
+        )
         return row.held and not ours_and_lost
 
     async def _claim(
@@ -236,8 +249,9 @@ class Reviews:
     ) -> Claimed:
         if self._holdings.draining:
             raise Draining("this process is stopping; another one will approve it", retry_after_ms=1000)
-        if len(self._holdings.approvals) >= self._engine.settings.max_approving:
+        if len(self._holdings.approvals) + len(self._claiming) >= self._engine.settings.max_approving:
             raise Overloaded("too many approvals are being carried out", retry_after_ms=1000)
+        self._claiming[row.id] = asked
         run = self._run(caller, row, view, asked, note, began)
         claimed = receipt(
             "decision.approving",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from uuid import UUID
 
 import anyio
@@ -210,9 +210,10 @@ class Service:
         """The decision as it is when it rests, or when the time is up."""
         while True:
             left = until - time.monotonic()
-            looked = left <= 0 or await self._holdings.awaited.rested(tenant, id, left)
+            over = left <= 0 or self.draining
+            looked = over or await self._holdings.awaited.rested(tenant, id, left)
             row = await self._row(tenant, id)
-            if row.answer is not None or not looked or left <= 0 or self.draining:
+            if row.answer is not None or not looked or over or self.draining:
                 return row
 
     async def _join(self, tenant: UUID, known: Known, until: float) -> Rested:
@@ -230,12 +231,14 @@ class Service:
     async def rests(self, tenant: UUID, id: UUID, until: float) -> DecisionView | None:
         """A decision at its rest, as soon as it is there, for another one that runs here and goes on while this process stops;
         None if it does not rest ``until`` then."""
-        while (view := await self.view(tenant, id)) is None:
-            left = until - time.monotonic()
-            if left <= 0:
-                return None
+        while (left := until - time.monotonic()) > 0:
+            with suppress(
+                CommitUnknown, Overloaded
+            ):  # a database that is away for a moment says nothing of the child
+                if (view := await self.view(tenant, id)) is not None:
+                    return view
             await self._holdings.awaited.rested(tenant, id, left)
-        return view
+        return None
 
     async def queues(self, tenant: UUID) -> Sequence[QueueView]:
         """One view for each class."""

@@ -65,6 +65,7 @@ class Tasks:
         self._offer = offer
         self._wake = wake
         self.awaited: dict[UUID, Awaited] = {}
+        self._let_go = False
         limits = {"max_batch": self._settings.max_batch, "bound": self._settings.max_waiting_commits}
 
         async def ask_all(
@@ -144,11 +145,20 @@ class Tasks:
         try:
             return await awaited.end
         finally:
-            del self.awaited[id]
+            if (
+                self.awaited.get(id) is awaited
+            ):  # not a later run's of this process, which has adopted the task
+                del self.awaited[id]
+
+    def let_go(self) -> None:
+        """The process stops: whoever takes its decisions over goes on with their tasks."""
+        self._let_go = True
 
     async def _give_up(self, asker: Asker, id: UUID) -> None:
-        """Nobody waits for the task any more; does nothing to one that has ended."""
-        given_up = await self._asking.submit(asker.tenant, store.GiveUp(id))
+        """Nobody waits for the task any more; does nothing to one that has ended, or that others may go on with."""
+        if self._let_go:
+            return
+        given_up = await self._asking.submit(asker.tenant, store.GiveUp(id, asker.token))
         if isinstance(given_up, store.GivenUp) and given_up.begun is not None:
             asker.begun = given_up.begun
 

@@ -43,7 +43,10 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
+    """By the holder of that ``decision_token``: a task that a later one has adopted is no longer its to give up."""
+
     id: UUID
+    decision_token: int
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -105,10 +108,11 @@ FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::text[], $7::te
 WAITING_FOR = "SELECT count(*) FROM tasks WHERE tenant_id = $1 AND state = 'waiting' AND pinned = $2"
 
 GIVE_UP = """
-UPDATE tasks SET state = CASE WHEN deadline_at <= clock_timestamp() THEN 'expired' ELSE 'cancelled' END,
+UPDATE tasks t SET state = CASE WHEN deadline_at <= clock_timestamp() THEN 'expired' ELSE 'cancelled' END,
     lease_expires_at = NULL, ended_at = clock_timestamp()
-WHERE tenant_id = $1 AND id = ANY ($2::uuid[]) AND state IN ('waiting', 'in_progress')
-RETURNING id, decision_id, evidence, state, fencing_token
+FROM unnest($2::uuid[], $3::bigint[]) AS u (id, decision_token)
+WHERE t.tenant_id = $1 AND t.id = u.id AND t.decision_token = u.decision_token AND t.state IN ('waiting', 'in_progress')
+RETURNING t.id, t.decision_id, t.evidence, t.state, t.fencing_token
 """
 
 # What ended by itself before it was given up is seen here, too.
@@ -133,7 +137,7 @@ async def ask(
     """For each new task what it is now: waiting, ended already (an adopted one), or refused."""
     asked: dict[UUID, Asked] = {}
     fresh: list[NewTask] = []
-    given_up = [item.id for item in items if isinstance(item, GiveUp)]
+    given_up = [item for item in items if isinstance(item, GiveUp)]
     for item in items:
         if isinstance(item, NewTask):
             answer: Asked | None = None
@@ -145,26 +149,28 @@ async def ask(
             asked[item.id] = answer
     if fresh:
         await connection.execute(INSERT, tenant, *_columns(fresh))
-    ended = await connection.fetch(GIVE_UP, tenant, given_up) if given_up else []
+    ids = [item.id for item in given_up]
+    tokens = [item.decision_token for item in given_up]
+    ended = await connection.fetch(GIVE_UP, tenant, ids, tokens) if given_up else []
     receipts = [_asked(task) for task in fresh]
     receipts += [task_receipt(row, f"task.{row['state']}") for row in ended]
     if receipts:
         await log.append(connection, tenant, receipts)
     begun: dict[UUID, int] = {}
     if any(isinstance(item, GiveUp) for item in items):
-        begun = {row["id"]: row["begun"] for row in await connection.fetch(BEGUN, tenant, given_up)}
+        begun = {row["id"]: row["begun"] for row in await connection.fetch(BEGUN, tenant, ids)}
     return [GivenUp(begun.get(item.id)) if isinstance(item, GiveUp) else asked[item.id] for item in items]
 
 
 async def _adopted(
-    connection: Connection, tenant: UUID, task: NewTask, useless: list[UUID]
+    connection: Connection, tenant: UUID, task: NewTask, useless: list[GiveUp]
 ) -> Waiting | Ended | None:
     """The task that this one need not repeat; what else there was goes to ``useless``."""
     rows = await connection.fetch(
         ADOPT, tenant, task.decision_id, task.evidence, task.decision_token, task.request
     )
     usable = [row for row in rows if row["same"] and row["state"] in ("waiting", "in_progress", "completed")]
-    useless += [row["id"] for row in rows if row not in usable[:1]]
+    useless += [GiveUp(row["id"], task.decision_token) for row in rows if row not in usable[:1]]
     if not usable:
         return None
     row = usable[0]

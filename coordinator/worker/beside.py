@@ -87,11 +87,15 @@ class Beside:
         told = False
         while not told:
             await self._told.wait()
-            assert self._process is not None
-            assert self._process.stdin is not None
-            with contextlib.suppress(ConnectionError):  # it has died; the next one is told everything
-                await self._process.stdin.drain()
+            process = self._process
+            assert process is not None
+            assert process.stdin is not None
+            try:
+                await process.stdin.drain()
                 told = True
+            except ConnectionError:  # it has died; the next one is told everything
+                if process is self._process:
+                    self._told.clear()
 
     def say(self, task: str, lines: Sequence[str]) -> None:
         if lines:

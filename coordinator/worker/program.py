@@ -62,6 +62,12 @@ class Program:
 
     async def run(self, task: Task, started: Callable[[int], Awaitable[None]]) -> Outcome | None:
         """What became of it. Cancelled, it takes as long as it takes to kill the program."""
+        try:
+            return await self._run(task, started)
+        except OSError as error:  # of this machine, at this moment: no room for its log, no process to be had
+            return Failed("program-unusable", clean_text(str(error)), retryable=True)
+
+    async def _run(self, task: Task, started: Callable[[int], Awaitable[None]]) -> Outcome | None:
         with self._log_of(task).open("ab", buffering=0) as log_file:
             os.fchmod(log_file.fileno(), 0o600)
             begun = await _start(self.command, _environment(task))

@@ -781,6 +781,20 @@ async def test_an_abandoned_claim_can_be_rejected_by_another_on_the_present_etag
         assert (await verdict(other, decision, "reject", etag="2"))["status"] == "declined"
 
 
+async def test_the_same_approval_sent_several_times_at_once_is_carried_out_once(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    coordinator = service_of(LIMIT, policy=ask_a_person, effects=[Sent()], record=PROPOSAL)
+    async with running(coordinator, database_url, pool_size=8) as service:
+        for n in range(8):
+            decision = await service.decided(f"k{n}", record={"kind": "proposal", "id": f"p-{n}"})
+            by = reviewer(service)
+            same = [verdict(service, decision, by=by) for _ in range(4)]
+            assert {done["status"] for done in await asyncio.gather(*same)} == {"committed"}
+            kinds = await kinds_of(root, service.tenant, decision=UUID(decision["id"]))
+            assert kinds.count("decision.approving") == 1
+
+
 async def test_a_fault_of_ours_leaves_the_review_open(database_url: str) -> None:
     coordinator = service_of(LIMIT, policy=ask_a_person, effects=[Sent()], record=PROPOSAL)
     async with running(coordinator, database_url) as service:

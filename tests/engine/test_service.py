@@ -45,6 +45,7 @@ from tests.engine.harness import (
 from tests.store.given import blocked, kinds_of
 from tests.store.proxy import Proxy, proxy
 from tests.support import eventually
+from tests.workers.research import coordinator as research
 
 Policy = Callable[[Ask, Packet, Record[Any]], Outcome]
 A_RECORD = {"kind": "proposal", "id": "p-1"}
@@ -501,6 +502,31 @@ async def test_a_drain_lets_go_of_what_does_not_finish_for_another_process(
     gate.open()
     async with running(coordinator, database_url, poll_ms=10) as service:
         assert (await service.decided("k"))["id"] == str(pending.id)
+
+
+async def test_a_caller_that_waits_is_told_at_the_end_of_the_drain_that_the_decision_goes_on(
+    database_url: str,
+) -> None:
+    gate = Gate()
+    async with running(service_of(gated(gate)), database_url, drain_s=0.1) as service:
+        caller = asyncio.ensure_future(service.post("k", wait=60))
+        await gate.arrived.wait()
+        service.service.stop_taking()
+        with anyio.fail_after(10):
+            assert isinstance(await caller, Pending)
+
+
+async def test_a_stop_leaves_the_tasks_of_workers_to_whoever_takes_over(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    question = {"type": "question", "input": {"topic": "bees"}}
+    async with running(research, database_url, drain_s=0) as service:
+        await service.post("k", wait=0, **question)
+        await eventually(lambda: root.fetchval("SELECT count(*) FROM tasks"))
+    assert await root.fetchval("SELECT state FROM tasks") == "waiting"
+    async with running(research, database_url, poll_ms=10, queue_poll_ms=20, drain_s=0):
+        await eventually(lambda: root.fetchval("SELECT bool_or(decision_token > 1) FROM tasks"))
+    assert await root.fetchval("SELECT count(*) FROM tasks") == 1, "it was adopted, not asked for again"
 
 
 async def test_a_stop_ends_within_its_limit_even_if_the_database_is_away(database_url: str) -> None:

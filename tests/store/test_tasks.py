@@ -163,8 +163,24 @@ async def test_another_request_is_another_task_and_the_one_before_is_given_up(
 async def test_giving_up_in_the_same_breath_leaves_nothing_to_claim(database: Database, tenant: UUID) -> None:
     decision, worker = await admitted(database, tenant), await registered(database, tenant)
     task = new_task(decision)
-    await asked(database, tenant, task, GiveUp(task.id))
+    await asked(database, tenant, task, GiveUp(task.id, task.decision_token))
     assert await claimed(database, tenant, worker) == []
+
+
+async def test_a_task_that_a_later_holder_has_adopted_is_not_the_earlier_ones_to_give_up(
+    database: Database, tenant: UUID, root: asyncpg.Connection
+) -> None:
+    decision, worker = await admitted(database, tenant), await registered(database, tenant)
+    task = new_task(decision)
+    await asked(database, tenant, task)
+    await claimed(database, tenant, worker)
+    (adopted,) = await asked(database, tenant, new_task(decision, decision_token=2))
+    assert isinstance(adopted, Waiting)
+    assert adopted.id == task.id
+    await asked(database, tenant, GiveUp(task.id, 1))
+    assert (await only_row(root, "SELECT state FROM tasks"))["state"] == "in_progress"
+    await asked(database, tenant, GiveUp(task.id, 2))
+    assert (await only_row(root, "SELECT state FROM tasks"))["state"] == "cancelled"
 
 
 async def test_whoever_gives_up_learns_whether_a_worker_had_it(database: Database, tenant: UUID) -> None:
@@ -173,9 +189,13 @@ async def test_whoever_gives_up_learns_whether_a_worker_had_it(database: Databas
     await asked(database, tenant, had)
     assert len(await claimed(database, tenant, worker)) == 1
     await asked(database, tenant, never)
-    assert await asked(database, tenant, GiveUp(had.id), GiveUp(never.id)) == [GivenUp(1), GivenUp(0)]
-    assert await asked(database, tenant, GiveUp(never.id)) == [GivenUp(0)], "it had ended before"
-    assert await asked(database, tenant, GiveUp(new_task(decision).id)) == [GivenUp(None)]
+    assert await asked(
+        database, tenant, GiveUp(had.id, had.decision_token), GiveUp(never.id, never.decision_token)
+    ) == [GivenUp(1), GivenUp(0)]
+    assert await asked(database, tenant, GiveUp(never.id, never.decision_token)) == [GivenUp(0)], (
+        "it had ended before"
+    )
+    assert await asked(database, tenant, GiveUp(new_task(decision).id, 1)) == [GivenUp(None)]
 
 
 async def test_every_step_of_a_task_has_one_receipt(
