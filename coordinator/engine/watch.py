@@ -86,13 +86,21 @@ class Remote:
             groups = await handback.open_tasks(connection)
             unbilled = await late.tenants_with_unbilled(connection) if self._is_time_to_bill() else ()
         self._open = bool(groups)
-        for tenant in unbilled:
-            await self._database.run(tenant, partial(late.bill_unbilled, tenant=tenant))
         for tenant in {group.tenant for group in groups if group.lost}:
             ended += await self._hand_back(tenant)
         await self._fetch(ended)
         for group in groups:
             self.workers.polls.offer(group.tenant, group.capability, group.pinned, group.waiting)
+        for tenant in unbilled:
+            await self._bill(tenant)
+
+    async def _bill(self, tenant: UUID) -> None:
+        try:
+            await self._database.run(tenant, partial(late.bill_unbilled, tenant=tenant))
+        except (
+            Exception
+        ):  # the boundary of one tenant: its fault holds up no other's bills; they are tried again
+            log.exception("could not bill late answers of tenant %s", tenant)
 
     def _is_time_to_bill(self) -> bool:
         """Nobody waits for the costs of late answers, and some of them have to wait until their decision rests."""

@@ -113,7 +113,8 @@ ORDER BY id
 FOR NO KEY UPDATE
 """
 
-# The periods are locked already, so the condition holds; that it stands here as well makes the statement safe on its own.
+# The periods are locked already, so the condition holds; that it stands here as well makes the statement safe on its own. Who takes
+# nothing of a period always has room there, though a bill may have gone beyond its ceiling.
 RESERVE = """
 WITH reserved AS (
     INSERT INTO reservations (tenant_id, id, decision_id, token, kind, item, provider, amount_minor, drawn_minor, currency, state,
@@ -130,7 +131,7 @@ WITH reserved AS (
     UPDATE budget_periods p SET held = p.held + t.amount
     FROM unnest($14::text[], $15::timestamptz[], $16::bigint[]) AS t (budget, starts_at, amount)
     WHERE p.tenant_id = $1 AND p.name = t.budget AND p.starts_at = t.starts_at
-      AND p.held + p.uncertain + p.settled + t.amount <= p.ceiling_minor
+      AND (t.amount = 0 OR p.held + p.uncertain + p.settled + t.amount <= p.ceiling_minor)
     RETURNING p.name
 ), place AS (
     UPDATE logs SET size = size + cardinality($17::text[]) WHERE tenant_id = $1

@@ -232,6 +232,35 @@ async def test_the_fences_reading_is_paid_from_the_same_reservation_and_the_exce
     assert await books(root) == (0, 0, 50, 10)
 
 
+async def test_a_budget_that_a_bill_has_overdrawn_still_counts_the_next_one(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    unasked = Evidence("cost", Fact("cost", costing(70)), deadline_ms=10_000)
+    async with under(100, service_of(unasked), database_url) as service:
+        for key in ("first", "second", "third"):
+            assert (await service.decided(key))["status"] == "committed"
+    assert await books(root) == (0, 0, 210, 210)
+
+
+async def test_an_overdrawn_budget_of_one_provider_is_no_concern_of_anothers(
+    database_url: str, root: asyncpg.Connection
+) -> None:
+    source = Fact("cost", costing(25), provider="other")
+    async with running(service_of(paid(source=source)), database_url) as service:
+        for name in ("one", "other"):
+            budget = NewBudget(
+                name=name, ceiling=Money(100, "SGD"), period="total", timezone="Etc/UTC", provider=name
+            )
+            await service.service.budgets.set(service.caller, budget)
+        assert (await service.decided("first"))["status"] == "committed"
+        await root.execute(
+            "INSERT INTO budget_periods (tenant_id, name, starts_at, ends_at, ceiling_minor, settled, overage)"
+            " SELECT tenant_id, 'one', starts_at, ends_at, 100, 150, 150 FROM budget_periods WHERE name = 'other'"
+            " ON CONFLICT (tenant_id, name, starts_at) DO UPDATE SET settled = 150, overage = 150"
+        )
+        assert (await service.decided("second"))["status"] == "committed"
+
+
 async def test_a_source_that_bills_unasked_is_an_overage(database_url: str, root: asyncpg.Connection) -> None:
     async with under(40, service_of(paid(reserves=None)), database_url) as service:
         decision = await service.decided()
