@@ -3,8 +3,8 @@
     @endpoint("GET", "/v1/operations/{id}", "Show one operation", scopes=READERS, answers={200: Shown("...", OperationView)})
     async def show(call: Call) -> Answer: ...
 
-What a declaration leaves out does not happen: a query parameter that is not declared is refused, and so is a body that says anything;
-a scope that is not named opens nothing. No scopes at all means that no key is asked for.
+What a declaration leaves out does not happen: a query parameter that is not declared is refused, and so is a body that says anything
+(but for GET, whose body nobody reads); a scope that is not named opens nothing. No scopes at all means that no key is asked for.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Cancel: a decision that has not come to rest is stopped, wherever it is.
 
-runs here        its path is cancelled, with its readings, connections, tasks of workers and clean-ups; that is over afterwards
-runs elsewhere   it is brought to rest under the token its holder has: whoever commits first wins, the other changes nothing
-waits            the same; nobody holds it
+    runs here        its path is cancelled, with its readings, connections, tasks of workers and clean-ups
+    runs elsewhere   it is brought to rest under the token its holder has: whoever commits first wins, the other changes nothing
+    waits            the same; nobody holds it
+
+Afterwards it rests, and what it did is over.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from uuid import UUID
 
@@ -20,6 +21,8 @@ from coordinator.store.reading import DecisionRow
 from coordinator.store.records import Locked
 
 log = logging.getLogger(__name__)
+LOOK_S = 1.0
+"""Whoever waits is told when the run is over; this is for a word that was lost."""
 
 
 class Cancelling:
@@ -36,7 +39,7 @@ class Cancelling:
                 run = self._holdings.runs[row.id]
                 run.cancelled = True
                 run.cancel()
-                await asyncio.wait([self._holdings.answers[row.id]])
+                await self._holdings.awaited.rested(tenant, row.id, LOOK_S)
             else:
                 await self._stop_elsewhere(tenant, row)
             row = await self._look(tenant, row)

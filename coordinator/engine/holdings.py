@@ -357,7 +357,7 @@ class Holdings:
             asyncio.get_running_loop().call_later(self.settings.drain_s, self._send_callers_away)
 
     def _send_callers_away(self) -> None:
-        """Who still waits is told that the decision goes on: it will be another process's."""
+        """Callers that still wait are told that their decision goes on. It does, here or in the process that takes it over."""
         for answer in self.answers.values():
             if not answer.done():
                 answer.set_result(Superseded())

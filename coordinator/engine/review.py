@@ -358,7 +358,8 @@ def _stale(row: ReviewRow, review: ReviewView | None, why: str) -> StaleReview:
 def _unconfirmed(row: ReviewRow, review: ReviewView | None) -> ReviewUnconfirmed:
     names = sorted({check.evidence for check in review.unconfirmed}) if review else []
     return ReviewUnconfirmed(
-        f"not confirmed just now: {', '.join(names)}; nothing was changed, and the review is as it was: repeat the same request",
+        f"not confirmed just now: {', '.join(names)}; nothing was changed, and the review is as it was: repeat the same request "
+        f'(for another verdict its ETag is "{row.fencing_token}" now)',
         etag=str(row.fencing_token),
         unconfirmed=names,
         decision=str(row.id),

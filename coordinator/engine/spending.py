@@ -43,11 +43,14 @@ def want_of(
 def exhausted(short: Short, *, decision: UUID | None = None) -> BudgetExhausted:
     """The refusal: which budget, what is left of it, when it resets. ``decision``: the one that was stored all the same."""
     resets = None if short.resets_at is None else timestamp(short.resets_at)
-    when = "it does not reset" if resets is None else f"it resets at {resets}"
-    whose = "the request's own ceiling" if short.budget == DECISION else f"budget {short.budget!r}"
-    until = "" if short.budget == DECISION else f"; {when}"
+    lacking = f"has {short.available} left and {short.needed} is needed"
+    if short.budget == DECISION:
+        detail = f"the request's own ceiling {lacking}"
+    else:
+        when = "it does not reset" if resets is None else f"it resets at {resets}"
+        detail = f"budget {short.budget!r} {lacking}; {when}"
     return BudgetExhausted(
-        f"{whose} has {short.available} left and {short.needed} is needed{until}",
+        detail,
         stored=decision is not None,
         decision=None if decision is None else str(decision),
         budget=short.budget,

@@ -145,9 +145,8 @@ class Tasks:
         try:
             return await awaited.end
         finally:
-            if (
-                self.awaited.get(id) is awaited
-            ):  # not a later run's of this process, which has adopted the task
+            # A later run in this process may have adopted the task; then it is that one that waits.
+            if self.awaited.get(id) is awaited:
                 del self.awaited[id]
 
     def let_go(self) -> None:

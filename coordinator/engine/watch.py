@@ -97,9 +97,7 @@ class Remote:
     async def _bill(self, tenant: UUID) -> None:
         try:
             await self._database.run(tenant, partial(late.bill_unbilled, tenant=tenant))
-        except (
-            Exception
-        ):  # the boundary of one tenant: its fault holds up no other's bills; they are tried again
+        except Exception:  # the boundary of one tenant; its fault holds up no other's
             log.exception("could not bill late answers of tenant %s", tenant)
 
     def _is_time_to_bill(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.core.evidence import Found
+from coordinator.core.evidence import Failed, Found
 from coordinator.worker import pulse
 from coordinator.worker.program import Program
 from coordinator.worker.pulse import News, Order, Start
@@ -38,6 +38,19 @@ async def test_a_program_begins_when_its_group_is_known_to_whoever_would_kill_it
     assert await run == Found(7)
     assert (tmp_path / "begun").read_text() == "begun\n"
     assert (tmp_path / "told").read_bytes() == TOLD
+
+
+async def test_a_program_that_this_machine_cannot_run_now_is_a_failure_that_may_be_repeated(
+    tmp_path: Path,
+) -> None:
+    """Of that task, and nothing else ends."""
+    ended = await Program("echo 7", tmp_path / "not-there").run(task(TOLD), _known)
+    assert isinstance(ended, Failed)
+    assert (ended.code, ended.retryable) == ("program-unusable", True)
+
+
+async def _known(pid: int) -> None:
+    pass
 
 
 async def _begins(folder: Path) -> bool:
